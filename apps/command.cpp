@@ -1,0 +1,59 @@
+#include "apps/command.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "tensor/file.h"
+
+namespace fbt::apps {
+
+using tensor::DType;
+using tensor::Error;
+using tensor::ErrorKind;
+
+void Machine::declare(Settings& settings) {
+    std::string names;
+    for (const std::string& name : tensor::device_names())
+        names += (names.empty() ? "" : " or ") + name;
+    settings.add("device", &device, "where to compute: " + names).changeable();
+    settings.add("dtype", &dtype, "arithmetic: f32, or f64 on the device ref");
+    settings.add("threads", &threads, "threads of the CPU's kernels; 0: all")
+        .at_least(0)
+        .at_most(4096)
+        .changeable();
+    settings.section("");
+    settings.add("json", &json, "print one JSON document on stdout and all text on stderr");
+}
+
+DType Machine::checked_dtype() const {
+    const std::vector<std::string> devices = tensor::device_names();
+    if (std::find(devices.begin(), devices.end(), device) == devices.end())
+        tensor::Context unknown(device);  // says which ones there are
+    if (dtype == "f32") return DType::f32;
+    if (dtype == "f64" && device == "ref") return DType::f64;
+    if (dtype == "f64")
+        throw Error(ErrorKind::usage, "--dtype f64 is for --device ref only, not for " + device);
+    if (dtype == "bf16")
+        throw Error(ErrorKind::usage,
+                    "--dtype bf16 is not on the device " + device + " yet; use f32");
+    throw Error(ErrorKind::usage,
+                "--dtype is " + tensor::in_quotes(dtype) + ", needed f32, f64 or bf16");
+}
+
+std::vector<int> parse_list(const std::string& flag, const std::string& text) {
+    std::vector<int> out;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        int number = 0;
+        const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, number);
+        if (error != std::errc() || stop != text.data() + end || number < 1)
+            throw Error(ErrorKind::usage, flag + " is " + tensor::in_quotes(text) +
+                                              ", needed integers from 1 on with commas between, "
+                                              "such as 1,2,3");
+        out.push_back(number);
+        at = end + 1;
+    }
+    return out;
+}
+
+}  // namespace fbt::apps

@@ -1,0 +1,39 @@
+// What a model is trained on and judged by: a data folder's text, or a generated task.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "model/core/objective.h"
+#include "model/data/shards.h"
+#include "model/data/tasks.h"
+
+namespace fbt::apps {
+
+class Corpus {
+  public:
+    // One of the two is named; the other is empty. Errors  usage otherwise.
+    Corpus(const std::string& data, const std::string& task);
+
+    bool is_text() const { return dataset_.has_value(); }
+    int vocab_size() const;
+    const model::data::Tokenizer& tokenizer() const { return dataset_->tokenizer(); }
+
+    // Sequences of at most `length` tokens. The corpus must outlive the source.
+    std::unique_ptr<model::data::Source> training(int length, uint64_t seed) const;
+
+    // The first `sequences` of the validation data (0: all of it, which a task does not have), in
+    // batches of at most `tokens`. The corpus must outlive the function.
+    using Batches = std::function<std::optional<model::core::Batch>()>;
+    Batches validation(int length, uint64_t seed, int64_t sequences, int64_t tokens) const;
+
+    // Bytes of text that a batch's targets stand for.
+    int64_t text_bytes(const model::core::Batch& batch) const;
+
+  private:
+    std::optional<model::data::Dataset> dataset_;
+    std::string task_;
+};
+
+}  // namespace fbt::apps

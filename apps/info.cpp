@@ -1,0 +1,88 @@
+// fbt info: what this program is, and what it can use here.
+#include <memory>
+
+#include "apps/command.h"
+#include "apps/embedded.h"
+
+namespace fbt::apps {
+namespace {
+
+using nlohmann::json;
+
+// The vector extensions that the CPU's kernels were compiled for.
+std::vector<std::string> cpu_features() {
+    std::vector<std::string> names;
+#ifdef __AVX2__
+    names.push_back("avx2");
+#endif
+#ifdef __FMA__
+    names.push_back("fma");
+#endif
+#ifdef __AVX512F__
+    names.push_back("avx512f");
+#endif
+#ifdef __AVX512BF16__
+    names.push_back("avx512_bf16");
+#endif
+#ifdef __AMX_BF16__
+    names.push_back("amx_bf16");
+#endif
+#ifdef __ARM_NEON
+    names.push_back("neon");
+#endif
+    return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text.empty() ? "none" : text;
+}
+
+struct Info {
+    explicit Info(CLI::App& app) {
+        machine.declare(settings);
+        settings.bind(app);
+    }
+
+    int run() {
+        settings.take_flags();
+        machine.checked_dtype();
+        Console console(machine.json);
+        const tensor::Context context = machine.context();
+        const BuildFacts facts = build_facts();
+        std::vector<std::string> presets;
+        for (const auto& [name, text] : embedded_presets()) presets.push_back(name);
+        Table table({"fbt", facts.version});
+        table.row({"devices", joined(tensor::device_names())});
+        table.row({"threads", std::to_string(context.threads())});
+        table.row({"CPU kernels use", joined(cpu_features())});
+        table.row({"built by", facts.compiler + ", " + facts.type + ", -march=" + facts.arch});
+        if (!facts.sanitizers.empty()) table.row({"sanitizers", facts.sanitizers});
+        table.row({"presets", joined(presets)});
+        console.print(table.text());
+        console.result({{"version", facts.version},
+                        {"devices", tensor::device_names()},
+                        {"threads", context.threads()},
+                        {"cpu_features", cpu_features()},
+                        {"compiler", facts.compiler},
+                        {"build_type", facts.type},
+                        {"march", facts.arch},
+                        {"sanitizers", facts.sanitizers},
+                        {"presets", presets}});
+        return kDone;
+    }
+
+    Settings settings;
+    Machine machine;
+};
+
+}  // namespace
+
+Run add_info(CLI::App& app) {
+    CLI::App* command = app.add_subcommand("info", "Version, devices, build and presets");
+    auto info = std::make_shared<Info>(*command);
+    return [info] { return info->run(); };
+}
+
+}  // namespace fbt::apps

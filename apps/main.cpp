@@ -1,0 +1,76 @@
+// The program `fbt`: chooses the subcommand and turns every failure into one line and an exit code.
+#include <signal.h>
+
+#include <cstdio>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "apps/command.h"
+#include "apps/embedded.h"
+
+namespace fbt::apps {
+namespace {
+
+int exit_code(tensor::ErrorKind kind) {
+    switch (kind) {
+        case tensor::ErrorKind::usage:
+            return kUsage;
+        case tensor::ErrorKind::diverged:
+            return kDiverged;
+        case tensor::ErrorKind::bad_file:
+            return kBadFile;
+        case tensor::ErrorKind::environment:
+        case tensor::ErrorKind::internal:
+            break;
+    }
+    return kEnvironment;
+}
+
+int fail(int code, const std::string& what) {
+    std::fprintf(stderr, "fbt: %s\n", what.c_str());
+    return code;
+}
+
+int run(int argc, char** argv) {
+    CLI::App app("The full-bandwidth transformer: train, decode in three modes, replay.", "fbt");
+    app.set_version_flag("--version", "fbt " + build_facts().version);
+    app.set_help_all_flag("--help-all", "Print the help of all subcommands and exit");
+    app.require_subcommand(1);
+    std::vector<std::pair<CLI::App*, Run>> commands;
+    for (auto add :
+         {add_train, add_generate, add_replay, add_eval, add_data, add_audit, add_info}) {
+        Run todo = add(app);
+        commands.emplace_back(app.get_subcommands({}).back(), std::move(todo));
+    }
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::Success& request) {  // --help, --version
+        return app.exit(request);
+    } catch (const CLI::ParseError& error) {
+        std::string what = error.what();
+        while (!what.empty() && what.back() == '\n') what.pop_back();
+        return fail(kUsage, what + " (fbt --help, or fbt SUBCOMMAND --help)");
+    }
+    for (auto& [command, todo] : commands)
+        if (command->parsed()) return todo();
+    return kUsage;
+}
+
+}  // namespace
+}  // namespace fbt::apps
+
+int main(int argc, char** argv) {
+    using namespace fbt::apps;
+    // Writing to a reader that left must be an error that the writer sees, not the end.
+    signal(SIGPIPE, SIG_IGN);
+    try {
+        return run(argc, argv);
+    } catch (const fbt::tensor::Error& error) {
+        return fail(exit_code(error.kind()), error.what());
+    } catch (const std::bad_alloc&) {
+        return fail(kEnvironment, "out of memory");
+    } catch (const std::exception& error) {
+        return fail(kEnvironment, error.what());
+    }
+}

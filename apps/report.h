@@ -1,0 +1,23 @@
+// Loss per pass of a model on its validation data: the table of `fbt eval`, the rows of training.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/corpus.h"
+#include "model/core/evaluate.h"
+
+namespace fbt::apps {
+
+struct PassReport {
+    std::vector<model::core::PassResult> passes;
+    int64_t text_bytes = 0;  // that all targets stand for; 0 for a task
+
+    // L * targets / ln 2 / bytes
+    double bits_per_byte(const model::core::PassResult& pass) const;
+};
+
+PassReport report_passes(model::core::Model& model, const Corpus& corpus,
+                         const Corpus::Batches& batches, int passes, uint64_t seed);
+
+}  // namespace fbt::apps

@@ -1,0 +1,33 @@
+// Files of rollouts: what `fbt generate --out` writes and `fbt replay` reads.
+//
+//   FILE.jsonl         one JSON object a rollout: "tokens" (the prompt's, then the sampled ones),
+//                      "prompt_length", "mode", "logprobs" of the sampled tokens, "finish", "text",
+//                      "weights" (the hash of the parameters), the sampling settings, and "states",
+//                      the name of the states' file beside this one, or null
+//   FILE.safetensors   states/PROMPT.SAMPLE [P+n-1, D] f32, the top states of the fed positions:
+//                      the last sampled token is never fed
+#pragma once
+#include <string>
+#include <vector>
+
+#include "model/engine/generator.h"
+
+namespace fbt::apps {
+
+struct RolloutFile {
+    std::string weights;  // of every rollout in it
+    std::vector<model::engine::Rollout> rollouts;
+    std::vector<nlohmann::json> notes;  // one for each: text and settings, written along
+};
+
+// "states/3.0"
+std::string states_name(const model::engine::Rollout& rollout);
+
+// Writes FILE.jsonl, and the states first where they were kept. Errors  environment.
+void write_rollouts(const std::string& path, const RolloutFile& file);
+
+// Errors  bad_file, naming the line: no JSON, a key missing or wrong, weights that differ from one
+// line to the next, states that are missing or misshapen.
+RolloutFile read_rollouts(const std::string& path, int dim, int vocab_size);
+
+}  // namespace fbt::apps

@@ -1,0 +1,22 @@
+// A checkpoint that the other subcommands start from: the model, and what it was trained on.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/core/model.h"
+#include "model/data/tokenizer.h"
+
+namespace fbt::apps {
+
+struct Loaded {
+    std::string checkpoint;                             // the step's folder
+    nlohmann::json train;                               // the settings that it was trained with
+    std::unique_ptr<model::core::Model> model;          // without gradients
+    std::unique_ptr<model::data::Tokenizer> tokenizer;  // null for a task
+};
+
+// path: a run or one of its step folders. Errors  bad_file.
+Loaded load(const std::string& path, tensor::Context& context, tensor::DType dtype);
+
+}  // namespace fbt::apps

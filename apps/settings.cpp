@@ -1,0 +1,201 @@
+#include "apps/settings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "tensor/file.h"
+
+namespace fbt::apps {
+
+using model::core::Fusion;
+using nlohmann::json;
+using tensor::Error;
+using tensor::ErrorKind;
+
+namespace {
+
+// "0", "0.95", "100352"
+std::string shown(double x) { return json(x == std::floor(x) ? json(int64_t(x)) : json(x)).dump(); }
+
+// "an integer, at least 1"
+template <class T>
+std::string wanted(const Setting& setting, const T*) {
+    std::string text = std::is_floating_point_v<T> ? "a number" : "an integer";
+    if (std::isfinite(setting.least))
+        text += (setting.open ? ", above " : ", at least ") + shown(setting.least);
+    if (std::isfinite(setting.most)) text += ", at most " + shown(setting.most);
+    return text;
+}
+std::string wanted(const Setting&, const bool*) { return "true or false"; }
+std::string wanted(const Setting&, const std::string*) { return "text"; }
+std::string wanted(const Setting&, const Fusion*) {
+    return "gated_product, concat_projection or linear_addition";
+}
+
+bool inside(const Setting& setting, double x) {
+    return (setting.open ? x > setting.least : x >= setting.least) && x <= setting.most;
+}
+
+// Takes the value, or says no.
+template <class T>
+bool take(const Setting& setting, const json& value, T* slot) {
+    if constexpr (std::is_floating_point_v<T>) {
+        if (!value.is_number()) return false;
+        *slot = value.get<T>();
+        return std::isfinite(*slot) && inside(setting, *slot);
+    } else {
+        if (!value.is_number_integer()) return false;
+        const bool fits = value.is_number_unsigned() ? std::in_range<T>(value.get<uint64_t>())
+                                                     : std::in_range<T>(value.get<int64_t>());
+        if (fits) *slot = value.get<T>();
+        return fits && inside(setting, double(*slot));
+    }
+}
+bool take(const Setting&, const json& value, bool* slot) {
+    if (value.is_boolean()) *slot = value.get<bool>();
+    return value.is_boolean();
+}
+bool take(const Setting&, const json& value, std::string* slot) {
+    if (value.is_string()) *slot = value.get<std::string>();
+    return value.is_string();
+}
+bool take(const Setting&, const json& value, Fusion* slot) {
+    if (!value.is_string()) return false;
+    for (Fusion f : {Fusion::gated_product, Fusion::concat_projection, Fusion::linear_addition})
+        if (to_string(f) == value.get<std::string>()) {
+            *slot = f;
+            return true;
+        }
+    return false;
+}
+
+void set(const Setting& setting, const json& value, const std::string& name, ErrorKind kind) {
+    std::visit(
+        [&](auto* slot) {
+            if (!take(setting, value, slot))
+                throw Error(kind, name + " is " +
+                                      value.dump(-1, ' ', true, json::error_handler_t::replace) +
+                                      ", needed " + wanted(setting, slot));
+        },
+        setting.slot);
+}
+
+// The JSON value that a flag's text stands for; text that is no number stays text.
+template <class T>
+json value_of(const std::string& text, const T*) {
+    T number{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && end == text.data() + text.size()) return number;
+    return text;
+}
+json value_of(const std::string& text, const bool*) {
+    if (text == "true" || text == "false") return text == "true";
+    return text;
+}
+json value_of(const std::string& text, const std::string*) { return text; }
+json value_of(const std::string& text, const Fusion*) { return text; }
+
+}  // namespace
+
+std::string Setting::flag() const {
+    std::string text = "--" + key;
+    std::replace(text.begin(), text.end(), '_', '-');
+    return text;
+}
+
+json Setting::value() const {
+    return std::visit(
+        [](auto* slot) -> json {
+            if constexpr (std::is_same_v<decltype(slot), Fusion*>)
+                return to_string(*slot);
+            else
+                return *slot;
+        },
+        slot);
+}
+
+// A choice of this one call is off until it is named; a kept one can also be switched off.
+bool Setting::is_flag_alone() const {
+    return std::holds_alternative<bool*>(slot) && section.empty();
+}
+
+Setting& Settings::add(const std::string& key, Slot slot, const std::string& help) {
+    Setting setting;
+    setting.key = key;
+    setting.section = section_;
+    setting.slot = slot;
+    setting.help = help;
+    return all_.emplace_back(std::move(setting));
+}
+
+void Settings::bind(CLI::App& app) {
+    for (const Setting& setting : all_) {
+        if (setting.derived) continue;
+        if (setting.is_flag_alone()) {
+            app.add_flag_function(
+                setting.flag(), [this, &setting](int64_t) { texts_[setting.key] = "true"; },
+                setting.help);
+            continue;
+        }
+        CLI::Option* option = app.add_option(
+            setting.flag(),
+            [this, &setting](const CLI::results_t& texts) {
+                texts_[setting.key] = texts.at(0);
+                return true;
+            },
+            setting.help);
+        option->type_name(std::holds_alternative<bool*>(setting.slot)          ? "true|false"
+                          : std::holds_alternative<double*>(setting.slot)      ? "NUMBER"
+                          : std::holds_alternative<std::string*>(setting.slot) ? "TEXT"
+                          : std::holds_alternative<Fusion*>(setting.slot)      ? "NAME"
+                                                                               : "INTEGER");
+        const json value = setting.value();
+        if (!value.is_string())
+            option->default_str(value.dump());
+        else if (!value.get<std::string>().empty())
+            option->default_str(value.get<std::string>());
+    }
+}
+
+void Settings::take_flags() {
+    for (const Setting& setting : all_) {
+        if (!given(setting.key)) continue;
+        const std::string& text = texts_.at(setting.key);
+        const json value =
+            std::visit([&](auto* slot) { return value_of(text, slot); }, setting.slot);
+        set(setting, value, setting.flag(), ErrorKind::usage);
+    }
+}
+
+void Settings::take_json(const json& document, const std::string& origin, ErrorKind kind) {
+    if (!document.is_object())
+        throw Error(kind, origin + " is not an object with the keys \"model\" and \"train\"");
+    for (const auto& section : document.items()) {
+        const auto is_here = [&](const Setting& s) { return s.section == section.key(); };
+        if (section.key().empty() || std::none_of(all_.begin(), all_.end(), is_here))
+            throw Error(kind, origin + ": unknown key " + tensor::in_quotes(section.key()) +
+                                  ", expected \"model\" and \"train\"");
+        if (!section.value().is_object())
+            throw Error(kind, origin + ": " + section.key() + " is not an object of keys");
+        for (const auto& entry : section.value().items()) {
+            const auto it = std::find_if(all_.begin(), all_.end(), [&](const Setting& s) {
+                return is_here(s) && s.key == entry.key();
+            });
+            if (it == all_.end())
+                throw Error(kind, origin + ": unknown key " + tensor::in_quotes(entry.key()) +
+                                      " in \"" + section.key() + "\"");
+            set(*it, entry.value(), origin + ": " + entry.key(), kind);
+        }
+    }
+}
+
+json Settings::to_json() const {
+    json document = json::object();
+    for (const Setting& setting : all_)
+        if (!setting.section.empty()) document[setting.section][setting.key] = setting.value();
+    return document;
+}
+
+}  // namespace fbt::apps

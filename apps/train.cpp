@@ -1,0 +1,378 @@
+// fbt train: settings, progress, metrics, checkpoints, signals around engine::Trainer.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "apps/command.h"
+#include "apps/corpus.h"
+#include "apps/embedded.h"
+#include "apps/metrics.h"
+#include "apps/report.h"
+#include "apps/signals.h"
+#include "model/engine/trainer.h"
+#include "tensor/file.h"
+
+namespace fbt::apps {
+namespace {
+
+namespace core = model::core;
+namespace engine = model::engine;
+namespace fs = std::filesystem;
+using nlohmann::json;
+using tensor::Error;
+using tensor::ErrorKind;
+
+class Train {
+  public:
+    explicit Train(CLI::App& app);
+    int run();
+
+  private:
+    void read_settings(const std::optional<std::string>& checkpoint);
+    void compare_with(const std::string& checkpoint) const;
+    void describe(Console& console, const engine::MemoryPlan& plan) const;
+    std::string line(const Console& console, const engine::StepReport& report,
+                     double mean_ms) const;
+    json evaluate(Console& console, core::Model& model, const Corpus& corpus, int64_t step) const;
+    bool is_due(int64_t every, int64_t step) const {
+        return step == train_.steps || (every > 0 && step % every == 0);
+    }
+
+    Settings settings_;
+    Machine machine_;
+    core::Config model_;
+    engine::TrainConfig train_;
+    std::string data_, task_, tokenizer_, schedule_ = "75:1,22:2,3:3";
+    std::string preset_, config_, out_;
+    int length_ = 0, keep_last_ = 3, eval_passes_ = 0;
+    int64_t memory_mib_ = 0, save_every_ = 100, log_every_ = 1, eval_every_ = 0, stop_after_ = 0;
+    int64_t eval_sequences_ = 256;
+    bool resume_ = false;
+};
+
+// The one table of settings. What a run keeps is in the sections "model" and "train"; a resumed run
+// may change the changeable ones only.
+Train::Train(CLI::App& app) {
+    Settings& s = settings_;
+    s.section("model");
+    model_.vocab_size = 0;
+    s.add("vocab_size", &model_.vocab_size, "vocabulary V; 0: the data's").at_least(0);
+    s.add("dim", &model_.dim, "width D").at_least(1);
+    s.add("layers", &model_.layers, "blocks L").at_least(1);
+    s.add("heads", &model_.heads, "query heads H").at_least(1);
+    s.add("kv_heads", &model_.kv_heads, "key and value heads G, a divisor of H").at_least(1);
+    s.add("head_dim", &model_.head_dim, "head width C, even").at_least(2).at_most(256);
+    s.add("ffn_dim", &model_.ffn_dim, "feed-forward width F").at_least(1);
+    s.add("context", &model_.context, "longest sequence, in tokens").at_least(1);
+    s.add("window", &model_.window, "sliding window of the layers that are not full").at_least(1);
+    s.add("full_attention_every", &model_.full_attention_every,
+          "each layer of this number has full attention, and the last")
+        .at_least(1);
+    s.add("rope_theta", &model_.rope_theta, "base of the rotary embedding").above(0);
+    s.add("norm_eps", &model_.norm_eps, "epsilon of all RMSNorms").above(0);
+    s.add("residual_scale", &model_.residual_scale, "of each branch; 0: 1/sqrt(2L)").at_least(0);
+    s.add("fusion", &model_.fusion, "gated_product, concat_projection or linear_addition");
+
+    s.section("train");
+    s.add("data", &data_, "data folder (fbt data makes one)");
+    s.add("task", &task_, "generated task instead of data: parity");
+    s.add("length", &length_, "length of a task's sequences; 0: the context").at_least(0);
+    s.add("tokenizer", &tokenizer_, "the data's tokenizer").derived = true;
+    s.add("steps", &train_.steps, "updates in all").at_least(1);
+    s.add("tokens_per_step", &train_.tokens_per_step, "at most, packed from whole sequences")
+        .at_least(1);
+    s.add("schedule", &schedule_,
+          "passes of each step: phases SHARE:PASSES, or SHARE:PASSES@WEIGHT+PASSES@WEIGHT");
+    s.add("feedback_weight", &train_.feedback_weight, "lambda in L_1 + lambda*mean(L_2..L_K)")
+        .at_least(0);
+    s.add("z_weight", &train_.z_weight, "of the z-loss").at_least(0);
+    s.add("jitter", &train_.jitter, "half-width of the noise on carried states").at_least(0);
+    s.add("mixin", &train_.mixin, "keep a random plain prefix in feedback passes");
+    s.add("learning_rate", &train_.learning_rate, "at its highest").above(0);
+    s.add("warmup", &train_.warmup, "steps until the highest learning rate").at_least(0);
+    s.add("decay", &train_.decay, "share of the steps, at the end, that falls to 0")
+        .at_least(0)
+        .at_most(1);
+    s.add("beta1", &train_.adamw.beta1, "AdamW's first decay").at_least(0).at_most(1);
+    s.add("beta2", &train_.adamw.beta2, "AdamW's second decay").at_least(0).at_most(1);
+    s.add("adam_eps", &train_.adamw.eps, "AdamW's epsilon").above(0);
+    s.add("weight_decay", &train_.adamw.weight_decay, "of matrices and the embedding").at_least(0);
+    s.add("clip_norm", &train_.adamw.clip_norm, "of the whole gradient; 0: none").at_least(0);
+    s.add("seed", &train_.seed, "of every random draw");
+    s.add("max_skipped", &train_.max_skipped, "non-finite steps in a row before giving up")
+        .at_least(1);
+    s.add("memory_budget", &memory_mib_, "MiB; blocks are recomputed if they do not fit; 0: none")
+        .at_least(0)
+        .at_most(1 << 30)
+        .changeable();
+    s.add("save_every", &save_every_, "steps between checkpoints; 0: at the end only")
+        .at_least(0)
+        .changeable();
+    s.add("keep_last", &keep_last_, "checkpoints that stay").at_least(1).changeable();
+    s.add("log_every", &log_every_, "steps between lines on the console").at_least(1).changeable();
+    s.add("eval_every", &eval_every_, "steps between evaluations; 0: at the end only")
+        .at_least(0)
+        .changeable();
+    s.add("eval_passes", &eval_passes_, "passes of an evaluation; 0: the schedule's most")
+        .at_least(0)
+        .changeable();
+    s.add("eval_sequences", &eval_sequences_, "sequences of an evaluation")
+        .at_least(1)
+        .changeable();
+    machine_.declare(s);
+
+    std::string names;
+    for (const auto& [name, text] : embedded_presets()) names += (names.empty() ? "" : ", ") + name;
+    s.add("preset", &preset_, "settings by name: " + names);
+    s.add("config", &config_,
+          "settings from a JSON file; they win over the preset, flags over both");
+    s.add("out", &out_, "folder of the run: checkpoints, metrics.jsonl, tokenizer");
+    s.add("resume", &resume_, "go on from the run's newest checkpoint, with its settings");
+    s.add("stop_after", &stop_after_, "save and leave after this step; 0: go to the end")
+        .at_least(0);
+    s.bind(app);
+}
+
+// Defaults (of a resumed run: the checkpoint's settings) < preset < --config < flags.
+void Train::read_settings(const std::optional<std::string>& checkpoint) {
+    if (checkpoint)
+        settings_.take_json(core::load_config(*checkpoint), *checkpoint + "/config.json",
+                            ErrorKind::bad_file);
+    if (!preset_.empty()) {
+        const auto presets = embedded_presets();
+        const auto preset = presets.find(preset_);
+        if (preset == presets.end()) {
+            std::string names;
+            for (const auto& [name, text] : presets) names += (names.empty() ? "" : ", ") + name;
+            throw Error(ErrorKind::usage, "--preset " + tensor::in_quotes(preset_) +
+                                              " is unknown; there are " + names);
+        }
+        settings_.take_json(json::parse(preset->second), "preset " + preset_);
+    }
+    if (!config_.empty()) {
+        json document;
+        try {
+            document = json::parse(tensor::read_file(config_));
+        } catch (const json::exception& e) {
+            throw Error(ErrorKind::bad_file, config_ + " is not JSON: " + e.what());
+        }
+        settings_.take_json(document, config_);
+    }
+    settings_.take_flags();
+
+    // A source that is named here replaces one of a preset.
+    if (settings_.given("data") && !settings_.given("task")) task_.clear();
+    if (settings_.given("task") && !settings_.given("data")) data_.clear();
+    if (!data_.empty()) data_ = fs::weakly_canonical(data_).string();
+    train_.schedule = core::PassSchedule::parse(schedule_);
+    train_.memory_budget = memory_mib_ << 20;
+    if (settings_.given("length") && !data_.empty())
+        throw Error(ErrorKind::usage,
+                    "--length is for tasks; sequences of text are as long as the --context");
+    if (length_ == 0 || !data_.empty()) length_ = model_.context;
+    if (length_ > model_.context)
+        throw Error(ErrorKind::usage, "--length " + std::to_string(length_) +
+                                          " is more than the context of " +
+                                          std::to_string(model_.context));
+    if (train_.adamw.beta1 >= 1 || train_.adamw.beta2 >= 1)
+        throw Error(ErrorKind::usage, "--beta1 and --beta2 must be below 1");
+}
+
+// A run goes on with the settings that it began with, or it would be another run.
+void Train::compare_with(const std::string& checkpoint) const {
+    const json before = core::load_config(checkpoint);
+    for (const Setting& setting : settings_.all()) {
+        if (setting.section.empty() || setting.may_change) continue;
+        const json& keys = before.at(setting.section);
+        const auto was = keys.find(setting.key);
+        if (was != keys.end() && *was != setting.value())
+            throw Error(ErrorKind::usage, "cannot resume with another " + setting.key + ": " +
+                                              checkpoint + " has " + was->dump() + ", now it is " +
+                                              setting.value().dump() +
+                                              "; leave it out, or start another run with --out");
+    }
+}
+
+void Train::describe(Console& console, const engine::MemoryPlan& plan) const {
+    const json document = settings_.to_json();
+    for (const char* section : {"model", "train"}) {
+        std::string text = section;
+        for (const Setting& setting : settings_.all()) {
+            if (setting.section != section) continue;
+            const json value = setting.value();
+            if (value == "") continue;
+            const std::string item =
+                setting.key + " " + (value.is_string() ? value.get<std::string>() : value.dump());
+            const size_t line_start = text.rfind('\n') + 1;  // 0 without one
+            text += text.size() - line_start + item.size() > 96 ? "\n  " : " | ";
+            text += item;
+        }
+        console.line(text);
+    }
+    const auto mib = [](int64_t bytes) { return format("%.1f MiB", double(bytes) / (1 << 20)); };
+    console.line(
+        "memory plan: parameters, gradients and moments " + mib(plan.parameters) +
+        ", activations " + mib(plan.recompute ? plan.recomputed : plan.activations) +
+        (plan.recompute ? " (every block recomputed; " + mib(plan.activations) + " without)" : ""));
+}
+
+// step 12/500 | L1 3.141 L2 3.120 | norm 0.93 | lr 3.0e-04 | 41 ms | 198k tok/s | eta 2m
+std::string Train::line(const Console& console, const engine::StepReport& report,
+                        double mean_ms) const {
+    std::string text = format("step %lld/%lld |", static_cast<long long>(report.step),
+                              static_cast<long long>(train_.steps));
+    for (size_t k = 0; k < report.pass_loss.size(); ++k)
+        text += format(" L%zu %.3f", k + 1, report.pass_loss[k]);
+    text += format(" | norm %.2f | lr %.1e | %.0f ms | %s tok/s | eta %s", report.norm,
+                   report.learning_rate, report.milliseconds,
+                   short_count(double(report.tokens) * 1000 / report.milliseconds).c_str(),
+                   short_time(mean_ms * double(train_.steps - report.step) / 1000).c_str());
+    if (report.skipped) text += console.paint(Colour::yellow, " | not finite: update skipped");
+    return text;
+}
+
+json row_of(const engine::StepReport& report) {
+    json row = {{"step", report.step},        {"passes", report.passes},
+                {"loss/total", report.total}, {"norm", report.norm},
+                {"lr", report.learning_rate}, {"tokens", report.tokens},
+                {"ms", report.milliseconds},  {"ranks", 1}};
+    for (size_t k = 0; k < report.pass_loss.size(); ++k)
+        row["loss/pass_" + std::to_string(k + 1)] = report.pass_loss[k];
+    if (report.skipped) row["skipped"] = true;
+    return row;
+}
+
+json Train::evaluate(Console& console, core::Model& model, const Corpus& corpus,
+                     int64_t step) const {
+    const int passes = eval_passes_ > 0 ? eval_passes_ : train_.schedule.max_passes();
+    const PassReport report =
+        report_passes(model, corpus,
+                      corpus.validation(length_, train_.seed, eval_sequences_,
+                                        std::max<int64_t>(train_.tokens_per_step, length_)),
+                      passes, train_.seed);
+    json row = {{"step", step}};
+    std::string text = format("step %lld/%lld | validation", static_cast<long long>(step),
+                              static_cast<long long>(train_.steps));
+    for (const core::PassResult& pass : report.passes) {
+        row["val/pass_" + std::to_string(pass.pass)] = pass.loss;
+        text += format(" L%d %.4f", pass.pass, pass.loss);
+    }
+    const core::PassResult& last = report.passes.back();
+    text += corpus.is_text()
+                ? format(" | bits/byte at L%d %.4f", last.pass, report.bits_per_byte(last))
+                : format(" | accuracy at L%d %.2f %%", last.pass, 100 * last.accuracy);
+    console.line(text);
+    return row;
+}
+
+int Train::run() {
+    const StopSignals stop;
+    settings_.take_flags();  // which preset, which run
+    Console console(machine_.json);
+    if (out_.empty()) throw Error(ErrorKind::usage, "--out RUN is needed: the folder of the run");
+    const std::optional<std::string> newest = core::newest_checkpoint(out_);
+    if (newest && !resume_)
+        throw Error(ErrorKind::usage, out_ + " already holds " +
+                                          fs::path(*newest).filename().string() +
+                                          "; add --resume to go on, or name another --out");
+    read_settings(newest);
+
+    json result = {{"run", out_}, {"steps", train_.steps}};
+    const int64_t end = stop_after_ > 0 ? std::min(stop_after_, train_.steps) : train_.steps;
+    int64_t start = 0;
+    if (newest) {
+        compare_with(*newest);
+        start = core::load_state(*newest).step;
+        if (start >= end) {
+            console.line(format("%s %s: step %lld of %lld; nothing to do", out_.c_str(),
+                                start >= train_.steps ? "is finished" : "is that far already",
+                                static_cast<long long>(start),
+                                static_cast<long long>(train_.steps)));
+            result["step"] = start;
+            result["finished"] = start >= train_.steps;
+            result["checkpoint"] = *newest;
+            console.result(result);
+            return kDone;
+        }
+    }
+
+    const tensor::DType dtype = machine_.checked_dtype();
+    const Corpus corpus(data_, task_);
+    if (model_.vocab_size != 0 && model_.vocab_size != corpus.vocab_size())
+        throw Error(ErrorKind::usage, "vocab_size is " + std::to_string(model_.vocab_size) +
+                                          ", but the data's vocabulary has " +
+                                          std::to_string(corpus.vocab_size()) +
+                                          "; leave it out to take the data's");
+    model_.vocab_size = corpus.vocab_size();
+    model_.validate();
+    const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
+
+    std::error_code error;
+    fs::create_directories(out_, error);
+    if (error)
+        throw Error(ErrorKind::environment,
+                    "cannot make the folder " + out_ + ": " + error.message());
+    tokenizer_ = corpus.is_text() ? corpus.tokenizer().save(out_) : "";
+
+    tensor::Context context = machine_.context();
+    core::Model model(context, model_, dtype);
+    const auto source = corpus.training(length_, train_.seed);
+    engine::Trainer trainer(model, *source, train_, plan.recompute);
+    describe(console, plan);
+    console.line(format("%s parameters on %s, %d threads",
+                        short_count(double(model.parameters().count())).c_str(),
+                        machine_.device.c_str(), context.threads()));
+    if (newest) {
+        trainer.load(*newest);
+        console.line("resumed from " + *newest);
+    } else if (resume_) {
+        console.line(out_ + " holds no complete checkpoint: starting at step 0");
+    }
+    Metrics metrics(out_ + "/metrics.jsonl", trainer.step());
+    const auto save = [&] {
+        metrics.sync();
+        trainer.save(out_, settings_.to_json(), keep_last_);
+    };
+
+    double mean_ms = 0;  // of the recent steps, for the time that is left
+    int64_t saved = newest ? start : -1;
+    while (trainer.step() < end && !stop.requested()) {
+        const engine::StepReport report = trainer.advance();
+        mean_ms = mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
+        result["last"] = row_of(report);
+        metrics.append(result["last"]);
+        if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
+            console.line(line(console, report, mean_ms));
+        if (is_due(eval_every_, report.step)) {
+            result["validation"] = evaluate(console, model, corpus, report.step);
+            metrics.append(result["validation"]);
+        }
+        if (is_due(save_every_, report.step)) {
+            save();
+            saved = report.step;
+        }
+    }
+    if (saved != trainer.step()) save();
+
+    const std::string checkpoint = *core::newest_checkpoint(out_);
+    const bool stopped = trainer.step() < end;
+    console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
+                 (stopped ? "; --resume goes on" : ""));
+    result["step"] = trainer.step();
+    result["finished"] = trainer.done();
+    result["checkpoint"] = checkpoint;
+    console.result(result);
+    return stopped ? kStopped : kDone;
+}
+
+}  // namespace
+
+Run add_train(CLI::App& app) {
+    CLI::App* command = app.add_subcommand(
+        "train", "Train a model with multi-pass feedback on text or on a generated task");
+    auto train = std::make_shared<Train>(*command);
+    return [train] { return train->run(); };
+}
+
+}  // namespace fbt::apps

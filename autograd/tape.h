@@ -1,0 +1,87 @@
+// Reverse-mode differentiation by a tape: every op records one rule that returns the gradients of
+// its inputs; the tape adds them up. Parameters are not on the tape: their f32 gradients are summed
+// inside the rules (matmul's dW, norms' dgain), straight into Weight::grad.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tensor/ops.h"
+
+namespace fbt::autograd {
+
+using tensor::Tensor;
+
+// A value of the forward pass and, on the way back, its gradient (same shape and dtype).
+class Var {
+  public:
+    Var() = default;
+    bool defined() const { return node_ != nullptr; }
+    const Tensor& value() const { return node_->value; }
+    const Tensor& grad() const { return node_->grad; }  // undefined: nothing flowed here
+    bool needs_grad() const { return node_ && node_->needs_grad; }
+
+  private:
+    friend class Tape;
+    struct Node {
+        Tensor value, grad;
+        bool needs_grad = false;
+    };
+    explicit Var(std::shared_ptr<Node> node) : node_(std::move(node)) {}
+    std::shared_ptr<Node> node_;
+};
+
+// One parameter as ops see it. `reached` is set by the first rule that adds to `grad`: a parameter
+// without a gradient path in a step (the fusion while K = 1) must not be updated.
+struct Weight {
+    Tensor value;                      // gains [D], matrices [out, in], embedding [V, D]
+    Tensor grad;                       // accumulate dtype; undefined: not trained
+    tensor::PackedMatrix packed;       // value for y = x W^T
+    tensor::PackedMatrix packed_back;  // value for dx = dy W
+    bool reached = false;
+};
+
+class Tape {
+  public:
+    // Takes the gradients of the outputs (undefined where nothing flowed) and returns one gradient
+    // per input, undefined for none.
+    using Rule = std::function<std::vector<Tensor>(const std::vector<Tensor>& douts)>;
+
+    // A tape that does not record computes values only and keeps nothing alive.
+    explicit Tape(bool recording) : recording_(recording) {}
+    bool recording() const { return recording_; }
+
+    Var constant(Tensor value) const;  // no gradient flows into it
+    Var variable(Tensor value) const;  // a gradient is wanted
+
+    // The outputs of an op, with its rule. Where the tape does not record, or no input and no
+    // weight needs a gradient, the rule is dropped.
+    std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
+                            bool trains_weights = false);
+    Var record(Tensor output, const std::vector<Var>& inputs, Rule rule,
+               bool trains_weights = false);
+    // A rule that starts the way back: it has no outputs and always runs (the loss).
+    void record_root(const std::vector<Var>& inputs, Rule rule);
+
+    // Walks the rules backwards, dropping each as it is done. `seeds` gives outputs' gradients.
+    void backward(const std::vector<std::pair<Var, Tensor>>& seeds = {});
+
+  private:
+    struct Entry {
+        std::vector<Var> inputs;
+        std::vector<std::shared_ptr<Var::Node>> outputs;
+        Rule rule;
+        bool root;
+    };
+    static void accumulate(Var::Node& node, const Tensor& gradient);
+    bool recording_;
+    std::vector<Entry> entries_;
+};
+
+// A segment that keeps only its inputs: `run` is executed without recording now, and once more,
+// recorded, on the way back. It must be a pure function of its inputs and of weights.
+std::vector<Var> recompute(
+    Tape& tape, const std::vector<Var>& inputs,
+    const std::function<std::vector<Var>(Tape&, const std::vector<Var>&)>& run);
+
+}  // namespace fbt::autograd

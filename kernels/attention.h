@@ -1,0 +1,43 @@
+// Causal attention over spans: grouped queries, sliding window, keys in fixed splits.
+#pragma once
+#include "kernels/types.h"
+
+namespace fbt::kernels {
+
+// Row t of a span (t its position) attends positions s of its own sequence with
+//   lo <= s <= t,   lo = window > 0 ? max(0, t - window + 1) : 0
+//   score[s] = scale * sum_c q[t,h,c] * k[s,g,c],   g = h / (H/G)
+//   o[t,h,:] = sum_s softmax(score)[s] * v[s,g,:]       lse[t,h] = log sum_s exp(score[s])
+// The row rule fixes the order of every sum: keys are walked in splits of kKeyBlock positions
+// counted from position 0. Inside split j: m_j = max score, l_j = sum exp(score - m_j),
+// o_j = sum exp(score - m_j) v. Splits combine in ascending j, from m = -inf, l = 0, o = 0:
+//   m' = max(m, m_j)    l = l*exp(m - m') + l_j*exp(m_j - m')    o likewise    then o / l at the
+//   end
+// Splits without a visible key are skipped. Never more than a tile of scores is in memory.
+//
+// Shapes  q, o [N,H,C] T; k, v: key stores [rows,G,C] T, addressed through the span table, which
+//         hold every position [0, first+count) of each span (the span's own rows included);
+//         lse [N,H] A, may be null.
+// Needs   H % G == 0, C even and <= 256, window >= 0.      Alias  none.
+// FLOPs   4*C*H for each visible (row, key) pair.
+FBT_HOST_OP(attention_forward,
+            template <class T, class A = accumulate_t<T>>
+            Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
+                                     const SpanTable& table, int H, int G, int C, int window,
+                                     A scale, Stream s);)
+
+// Backward, with p[t,s] = exp(score - lse[t]) and delta[t] = sum_c dout[t,c]*o[t,c]:
+//   dv[s] = sum_t p[t,s]*dout[t]         ds[t,s] = p[t,s]*(dout[t].v[s] - delta[t])
+//   dq[t] = scale * sum_s ds[t,s]*k[s]   dk[s] = scale * sum_t ds[t,s]*q[t]
+// Sums over t also run over the H/G heads that share a key head; all in one fixed order, without
+// atomics. dk and dv [rows,G,C] A are overwritten at every row that a span's positions
+// [0, first+count) occupy (zeros where nothing attends) and untouched elsewhere; no two spans may
+// share a key row. delta [N,H] A is scratch.
+FBT_HOST_OP(attention_backward,
+            template <class T, class A = accumulate_t<T>>
+            Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
+                                      const T* k, const T* v, const T* o, const A* lse,
+                                      const SpanTable& table, int H, int G, int C, int window,
+                                      A scale, Stream s);)
+
+}  // namespace fbt::kernels

@@ -1,0 +1,110 @@
+// The inner product of matmul and attention: a tile of sums that stays in registers. It is written
+// with intrinsics because a compiler left to itself neither takes the widest registers nor keeps
+// the tile in them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/cpu_math.h"
+
+namespace fbt::kernels::cpu {
+
+// kLanes floats that live in registers, whatever the processor's vectors are.
+#if defined(__AVX512F__)
+struct Vec {
+    __m512 v;
+};
+static inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+// The first `count` lanes only, at least 1; the others are loaded as 0 and not stored.
+static inline __mmask16 first_lanes(int64_t count) {
+    return count >= kLanes ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
+}
+static inline Vec load_first(const float* p, int64_t count) {
+    return {_mm512_maskz_loadu_ps(first_lanes(count), p)};
+}
+static inline void store_first(float* p, Vec a, int64_t count) {
+    _mm512_mask_storeu_ps(p, first_lanes(count), a.v);
+}
+static inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+#elif defined(__AVX2__) && defined(__FMA__)
+struct Vec {
+    __m256 lo, hi;
+};
+static inline Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, Vec a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline Vec add(Vec a, Vec b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+static inline Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+#else
+struct Vec {
+    float v[kLanes];
+};
+static inline Vec splat(float x) {
+    Vec a;
+    for (float& lane : a.v) lane = x;
+    return a;
+}
+static inline Vec load(const float* p) {
+    Vec a;
+    for (int l = 0; l < kLanes; ++l) a.v[l] = p[l];
+    return a;
+}
+static inline void store(float* p, Vec a) {
+    for (int l = 0; l < kLanes; ++l) p[l] = a.v[l];
+}
+static inline Vec add(Vec a, Vec b) {
+    for (int l = 0; l < kLanes; ++l) a.v[l] += b.v[l];
+    return a;
+}
+static inline Vec fma(Vec a, Vec b, Vec c) {
+    for (int l = 0; l < kLanes; ++l) c.v[l] = std::fma(a.v[l], b.v[l], c.v[l]);
+    return c;
+}
+#endif
+#if !defined(__AVX512F__)  // without masks, part of a Vec goes through memory
+static inline Vec load_first(const float* p, int64_t count) {
+    if (count >= kLanes) return load(p);
+    float lane[kLanes] = {};
+    for (int64_t l = 0; l < count; ++l) lane[l] = p[l];
+    return load(lane);
+}
+static inline void store_first(float* p, Vec a, int64_t count) {
+    if (count >= kLanes) return store(p, a);
+    float lane[kLanes];
+    store(lane, a);
+    for (int64_t l = 0; l < count; ++l) p[l] = lane[l];
+}
+#endif
+
+// sum[r][p] += sum_k a[r,k] * b[k,p,0..15], one chain of fused multiply-adds, k ascending: the same
+// bits whatever R and P are, and however the range of k is cut into calls.
+// a[r,k] lies at a[r*kRow + k*kColumn]: constants, so that the compiler keeps one pointer instead
+// of one a row. b[k,p] lies at b[k*step + p*panel].
+template <int64_t kRow, int64_t kColumn, int R, int P>
+static inline void multiply(Vec (&sum)[R][P], const float* a, const float* b, int64_t step,
+                            int64_t panel, int64_t K) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < K; ++k) {
+        Vec v[P];
+        for (int p = 0; p < P; ++p) v[p] = load(b + k * step + p * panel);
+        for (int r = 0; r < R; ++r) {
+            const Vec u = splat(a[r * kRow + k * kColumn]);
+            for (int p = 0; p < P; ++p) sum[r][p] = fma(u, v[p], sum[r][p]);
+        }
+    }
+}
+
+}  // namespace fbt::kernels::cpu

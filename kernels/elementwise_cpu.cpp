@@ -1,0 +1,56 @@
+// Elementwise ops, vectorised.
+#include <algorithm>
+
+#include "kernels/cpu_math.h"
+#include "kernels/elementwise.h"
+
+namespace fbt::kernels::cpu {
+
+// y += x
+template <class T>
+Status add_accum(T* y, const T* x, int64_t n, Stream s) {
+    if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
+    for_elements(s, n, [=](int64_t i) { y[i] += x[i]; });
+    return {};
+}
+
+// y = a + b
+template <class T>
+Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
+    if (n < 0) return {Code::bad_argument, "add needs n >= 0"};
+    for_elements(s, n, [=](int64_t i) { y[i] = a[i] + b[i]; });
+    return {};
+}
+
+// y[n,:] = [a[n,:] | b[n,:]]
+template <class T>
+Status concat_columns(T* y, const T* a, const T* b, int64_t N, int64_t Da, int64_t Db, Stream s) {
+    if (N < 0 || Da < 1 || Db < 1)
+        return {Code::bad_argument, "concat_columns needs N >= 0 and Da, Db >= 1"};
+    for_rows(s, N, Da + Db, [=](int64_t n) {
+        std::copy_n(a + n * Da, Da, y + n * (Da + Db));
+        std::copy_n(b + n * Db, Db, y + n * (Da + Db) + Da);
+    });
+    return {};
+}
+
+// a[n,:] = y[n,:Da]      b[n,:] = y[n,Da:]
+template <class T>
+Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, Stream s) {
+    if (N < 0 || Da < 1 || Db < 1)
+        return {Code::bad_argument, "split_columns needs N >= 0 and Da, Db >= 1"};
+    for_rows(s, N, Da + Db, [=](int64_t n) {
+        std::copy_n(y + n * (Da + Db), Da, a + n * Da);
+        std::copy_n(y + n * (Da + Db) + Da, Db, b + n * Db);
+    });
+    return {};
+}
+
+template Status add_accum<float>(float*, const float*, int64_t, Stream);
+template Status add<float>(float*, const float*, const float*, int64_t, Stream);
+template Status concat_columns<float>(float*, const float*, const float*, int64_t, int64_t, int64_t,
+                                      Stream);
+template Status split_columns<float>(float*, float*, const float*, int64_t, int64_t, int64_t,
+                                     Stream);
+
+}  // namespace fbt::kernels::cpu

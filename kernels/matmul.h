@@ -1,0 +1,36 @@
+// Matrix products of linear layers, in the row rule: sums over K run in one order for every M, so
+// a row of y has the same bits whatever the other rows are and however many there are.
+#pragma once
+#include "kernels/types.h"
+
+namespace fbt::kernels {
+
+// Weights are packed once per update into the layout that the backend's product wants.
+//   transposed = false:  w [N,K] row-major (a layer's [out, in]); y = x w^T is its forward.
+//   transposed = true:   w [K,N] row-major; y = x w. So dx = dy W, with W [out, in], is
+//                        matmul_forward on W packed transposed with N = in, K = out.
+// packed has matmul_packed_size<T>(N, K) elements; it must not alias w.
+//
+// Forward:  y[m,n] = sum_k x[m,k] * w[n,k]
+// Shapes  x [M,K] T, y [M,N] T, row-major; packed as above.
+// Dtypes  T = float or double; sums in accumulate_t<T>, the same order over k for every M.
+// Alias   none.      Needs  M >= 0, N, K >= 1.
+// Moves   (M*K + N*K + M*N) * sizeof(T) bytes, 2*M*N*K FLOPs.
+//
+// Weight gradient:  dw[n,k] += sum_m dy[m,n] * x[m,k]
+// Shapes  dw [N,K] A, dy [M,N] T, x [M,K] T. Rows are summed in fixed chunks, in order, so dw does
+//         not depend on the thread count.
+// Moves   (M*N + M*K) * sizeof(T) + 2*N*K*sizeof(A) bytes, 2*M*N*K FLOPs.
+FBT_OP(template <class T> int64_t matmul_packed_size(int64_t N, int64_t K);
+
+       template <class T>
+       Status matmul_pack(T * packed, const T* w, int64_t N, int64_t K, bool transposed, Stream s);
+
+       template <class T> Status matmul_forward(T * y, const T* x, const T* packed, int64_t M,
+                                                int64_t N, int64_t K, Stream s);
+
+       template <class T, class A = accumulate_t<T>>
+       Status matmul_dw_accum(A * dw, const T* dy, const T* x, int64_t M, int64_t N, int64_t K,
+                              Stream s);)
+
+}  // namespace fbt::kernels

@@ -1,0 +1,24 @@
+// Choosing the next token from a row of logits: argmax, temperature, top-k, top-p.
+#pragma once
+#include "kernels/types.h"
+
+namespace fbt::kernels {
+
+struct Sampling {
+    float temperature = 1;  // 0: argmax, the lowest id among equals
+    int top_k = 0;          // 0: all; else only the top_k largest logits (ties: lower id first)
+    float top_p = 1;        // the smallest set of most probable tokens whose sum reaches top_p
+};
+
+// tokens[n] = the token whose interval of the cumulative probability, taken over the kept tokens in
+// the order (probability descending, id ascending), contains uniform[n].
+//   p = softmax(logits/temperature) over the top_k kept; then cut by top_p; then renormalised.
+// Shapes  tokens [N]; logits [N,V] T; settings [N]; uniform [N] in [0,1);
+//         scratch_ids [N,V] int32.      Needs  V >= 1, temperature >= 0, 0 < top_p <= 1, top_k >=
+//         0.
+FBT_HOST_OP(sample,
+            template <class T>
+            Status sample(int32_t* tokens, const T* logits, const Sampling* settings,
+                          const float* uniform, int64_t N, int V, int32_t* scratch_ids, Stream s);)
+
+}  // namespace fbt::kernels

@@ -1,0 +1,99 @@
+// The plain types that every kernel contract shares. No allocation, no state, no CUDA header.
+#pragma once
+#include <cstdint>
+
+// Every op is declared once, in its contract header, and offered by three backends under the same
+// name: `ref` (plain loops, float or double), `cpu` (vectorised) and `cuda` (real or emulated).
+#define FBT_OP(...)  \
+    namespace ref {  \
+    __VA_ARGS__      \
+    }                \
+    namespace cpu {  \
+    __VA_ARGS__      \
+    }                \
+    namespace cuda { \
+    __VA_ARGS__      \
+    }
+// The same for an op that has no `.cu` yet: calling it on a CUDA device reports `unsupported`.
+// Writing the kernel turns this declaration into FBT_OP; nothing else changes.
+#define FBT_HOST_OP(name, ...)                                   \
+    namespace ref {                                              \
+    __VA_ARGS__                                                  \
+    }                                                            \
+    namespace cpu {                                              \
+    __VA_ARGS__                                                  \
+    }                                                            \
+    namespace cuda {                                             \
+    template <class T, class... Args>                            \
+    Status name(Args&&...) {                                     \
+        return {Code::unsupported, #name " has no CUDA kernel"}; \
+    }                                                            \
+    }
+
+namespace fbt::kernels {
+
+enum class Code { ok, bad_argument, unsupported, device_error };
+
+// What a kernel returns. `message` is a string literal and says what was wrong.
+struct [[nodiscard]] Status {
+    Code code = Code::ok;
+    const char* message = "";
+    bool ok() const { return code == Code::ok; }
+};
+
+// An ordered queue of one device. Host backends run at once, on `threads` OpenMP threads; for cuda
+// `handle` is the cudaStream_t. No result depends on `threads`.
+struct Stream {
+    void* handle = nullptr;
+    int threads = 1;
+};
+
+// Storage of a bfloat16: the upper half of an IEEE float.
+struct bf16 {
+    uint16_t bits;
+};
+
+// The type in which sums, saved statistics and parameter gradients are kept.
+template <class T>
+struct accumulate {
+    using type = float;
+};
+template <>
+struct accumulate<double> {
+    using type = double;
+};
+template <class T>
+using accumulate_t = typename accumulate<T>::type;
+
+// Attention walks keys in splits of this many positions, counted from position 0 of the sequence:
+// online softmax restarts in each split, and splits are combined in order (the row rule). Key
+// stores hand out rows in blocks of the same size.
+inline constexpr int kKeyBlock = 64;
+
+// Sums over rows (gains' gradients, norms) run over chunks of this many rows, combined in order.
+inline constexpr int kRowChunk = 64;
+constexpr int64_t row_chunks(int64_t rows) { return (rows + kRowChunk - 1) / kRowChunk; }
+
+// A run of consecutive positions [first, first+count) of one sequence whose earlier positions'
+// keys and values are already stored.
+struct Span {
+    int64_t row;    // its first row in the packed activations [N, ...]
+    int64_t block;  // its sequence's first entry in SpanTable::blocks
+    int32_t first;  // position of that row in its sequence
+    int32_t count;  // rows
+};
+
+// Where the keys of every span lie. Position s of a span's sequence is row
+//   blocks[span.block + s / kKeyBlock] + s % kKeyBlock
+// of the key store, whether the store is contiguous (blocks 64 apart) or paged.
+// `spans` and `blocks` point to the memory of the device that runs the kernel.
+struct SpanTable {
+    const Span* spans = nullptr;
+    const int64_t* blocks = nullptr;
+    int32_t count = 0;      // spans
+    int32_t max_count = 0;  // the longest span's rows
+    int32_t max_end = 0;    // the largest first + count
+    int64_t rows = 0;       // N, the sum of the spans' counts
+};
+
+}  // namespace fbt::kernels

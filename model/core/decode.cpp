@@ -1,0 +1,153 @@
+#include "model/core/decode.h"
+
+#include <algorithm>
+
+namespace fbt::model::core {
+
+std::string to_string(Mode mode) {
+    switch (mode) {
+        case Mode::standard:
+            return "standard";
+        case Mode::soft:
+            return "soft";
+        case Mode::fused:
+            return "fused";
+    }
+    return "?";
+}
+
+Mode mode_from(const std::string& name) {
+    for (Mode m : {Mode::standard, Mode::soft, Mode::fused})
+        if (to_string(m) == name) return m;
+    throw tensor::Error(tensor::ErrorKind::usage,
+                        "mode is '" + name + "', needed standard, soft or fused");
+}
+
+Decoder::Decoder(Model& model, Mode mode)
+    : model_(model), mode_(mode), store_(std::make_shared<PagedStore>(model)) {}
+
+int Decoder::add() {
+    size_t id = 0;
+    while (id < live_.size() && live_[id].used) ++id;
+    if (id == live_.size()) {
+        live_.emplace_back();
+        if (!last_.defined() || int64_t(live_.size()) > last_.dim(0)) {
+            Tensor larger = Tensor::zeros(
+                model_.context(),
+                {std::max<int64_t>(8, 2 * int64_t(live_.size())), model_.config().dim},
+                model_.dtype());
+            if (last_.defined()) larger.rows(0, last_.dim(0)).copy_from(last_);
+            last_ = larger;
+        }
+    }
+    live_[id] = {{}, 0, true};
+    return int(id);
+}
+
+void Decoder::remember(const std::vector<int>& ids, const Tensor& states,
+                       const std::vector<int64_t>& rows) {
+    Context& context = model_.context();
+    const int64_t n = int64_t(ids.size());
+    const std::vector<int64_t> slots(ids.begin(), ids.end());
+    tensor::copy_rows(last_, Tensor::from(context, slots, {n}), states,
+                      Tensor::from(context, rows, {n}), n);
+}
+
+std::vector<int> Decoder::prefill(const std::vector<std::vector<int32_t>>& prompts,
+                                  std::vector<Tensor>* states) {
+    std::vector<int> ids;
+    for (const std::vector<int32_t>& prompt : prompts) {
+        const int P = int(prompt.size()), id = add();
+        Live& live = live_[id];
+        store_->reserve(live.pages, P);
+        auto spans = std::make_shared<SpanBatch>();
+        PagedStore::add_span(*spans, live.pages, 0, P);
+        Tensor h = advance(model_, store_, spans, prompt);
+        if (mode_ == Mode::fused && P > 1) {
+            // Position 0 is plain in every pass, so its keys and values stand; the second pass
+            // rewrites the others, each fused with pass 1's state before it.
+            Tensor both = Tensor::empty(h.context(), h.shape(), h.dtype());
+            both.rows(0, 1).copy_from(h.rows(0, 1));
+            auto rest = std::make_shared<SpanBatch>();
+            PagedStore::add_span(*rest, live.pages, 1, P - 1);
+            both.rows(1, P - 1).copy_from(advance(
+                model_, store_, rest, {prompt.begin() + 1, prompt.end()}, h.rows(0, P - 1)));
+            h = both;
+        }
+        live.length = P;
+        remember({id}, h, {P - 1});
+        if (states) states->push_back(h);
+        ids.push_back(id);
+    }
+    return ids;
+}
+
+int Decoder::fork(int id) {
+    const int copy = add();
+    live_[copy].pages = store_->fork(live_[id].pages, live_[id].length);
+    live_[copy].length = live_[id].length;
+    remember({copy}, last_, {id});
+    return copy;
+}
+
+void Decoder::drop(int id) {
+    store_->release(live_[id].pages);
+    live_[id].used = false;
+}
+
+Tensor Decoder::states(const std::vector<int>& ids) const {
+    const int64_t n = int64_t(ids.size());
+    Tensor out = Tensor::empty(model_.context(), {n, model_.config().dim}, model_.dtype());
+    const std::vector<int64_t> rows(ids.begin(), ids.end());
+    tensor::copy_rows(out, {}, last_, Tensor::from(model_.context(), rows, {n}), n);
+    return out;
+}
+
+Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& tokens) {
+    auto spans = std::make_shared<SpanBatch>();
+    std::vector<int64_t> rows;
+    for (int id : ids) {
+        Live& live = live_[id];
+        store_->reserve(live.pages, live.length + 1);
+        PagedStore::add_span(*spans, live.pages, live.length, 1);
+        rows.push_back(int64_t(rows.size()));
+    }
+    const Tensor h =
+        advance(model_, store_, spans, tokens, mode_ == Mode::standard ? Tensor() : states(ids));
+    for (int id : ids) ++live_[id].length;
+    remember(ids, h, rows);
+    return h;
+}
+
+Tensor Decoder::rerun(int id, const std::vector<int32_t>& tokens, const Tensor& carried) {
+    Live& live = live_[id];
+    const int count = int(tokens.size());
+    store_->reserve(live.pages, live.length + count);
+    auto spans = std::make_shared<SpanBatch>();
+    PagedStore::add_span(*spans, live.pages, live.length, count);
+    return advance(model_, store_, spans, tokens, carried);
+}
+
+Trace trace_of(const Decoder& decoder, int id, const Tensor& hidden) {
+    Trace trace{hidden, {}, {}};
+    for (int l = 0; l < decoder.model().config().layers; ++l) {
+        const int T = int(hidden.dim(0));
+        trace.keys.push_back(decoder.store().read_keys(decoder.pages(id), l, T));
+        trace.values.push_back(decoder.store().read_values(decoder.pages(id), l, T));
+    }
+    return trace;
+}
+
+Trace decode_known(Model& model, const std::vector<int32_t>& tokens, int prompt_length, Mode mode) {
+    Decoder decoder(model, mode);
+    std::vector<Tensor> head;
+    const int id = decoder.prefill({{tokens.begin(), tokens.begin() + prompt_length}}, &head)[0];
+    const int T = int(tokens.size());
+    Tensor hidden = Tensor::empty(model.context(), {T, model.config().dim}, model.dtype());
+    hidden.rows(0, prompt_length).copy_from(head[0]);
+    for (int t = prompt_length; t < T; ++t)
+        hidden.rows(t, 1).copy_from(decoder.step({id}, {tokens[t]}));
+    return trace_of(decoder, id, hidden);
+}
+
+}  // namespace fbt::model::core

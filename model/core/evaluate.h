@@ -1,0 +1,38 @@
+// Loss per pass, in memory that does not grow with the number of passes.
+#pragma once
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "model/core/decode.h"
+#include "model/core/objective.h"
+
+namespace fbt::model::core {
+
+struct PassResult {
+    int pass = 1;
+    double loss = 0;      // mean cross-entropy, nats a target
+    double accuracy = 0;  // targets that are the argmax, 0..1
+    // sqrt(sum |h^(k)-h^(k-1)|^2 / sum |h^(k)|^2) over positions t >= k, which k passes have not
+    // made exact; NaN where there is none (pass 1, or every sequence is shorter).
+    double change = 0;
+    // The loss when the carried states are disturbed at every feedback pass: permuted over the
+    // fused rows of the whole batch, or all replaced by the mean of those rows.
+    double permuted = 0, mean = 0;
+    int64_t targets = 0;
+};
+
+// Passes 1..passes over every batch that `next` gives, until it gives none: plain prefix 1, no
+// jitter. The permutation is drawn from the seed, the batch and the pass.
+std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
+                                 int passes, uint64_t seed);
+
+// Sequential decoding of known inputs: the share of targets that are the argmax, over all positions
+// and at each sequence's last target alone.
+struct Accuracy {
+    double all = 0, last = 0;
+    int64_t targets = 0, sequences = 0;
+};
+Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode);
+
+}  // namespace fbt::model::core

@@ -1,0 +1,76 @@
+// The training loop: data, passes, update, checkpoint. It prints nothing; the caller is told.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/core/checkpoint.h"
+#include "model/core/objective.h"
+#include "model/core/schedule.h"
+#include "model/data/loader.h"
+#include "nn/optimizer.h"
+
+namespace fbt::model::engine {
+
+struct TrainConfig {
+    int64_t steps = 1000;
+    int64_t tokens_per_step = 2048;
+    core::PassSchedule schedule;
+    double feedback_weight = 1;  // lambda
+    double z_weight = 0;
+    double jitter = 0.02;
+    bool mixin = true;
+    double learning_rate = 1e-3;
+    int64_t warmup = 50;  // steps
+    double decay = 0.25;  // fraction of the steps at the end
+    nn::AdamWConfig adamw;
+    uint64_t seed = 1;
+    int64_t memory_budget = 0;  // bytes; 0: none. Recomputation is used when it would not hold.
+    int max_skipped = 10;       // non-finite steps in a row before giving up
+};
+
+// What one step needs, before anything is allocated.
+struct MemoryPlan {
+    int64_t parameters = 0;   // bytes: master, gradient, packed copies, moments
+    int64_t activations = 0;  // bytes at the schedule's largest pass count, nothing recomputed
+    int64_t recomputed = 0;   // the same with every block recomputed
+    bool recompute = false;   // the choice
+};
+// Throws usage when even recomputation does not hold the budget.
+MemoryPlan plan_memory(const core::Config& model, const TrainConfig& config, tensor::DType dtype);
+
+struct StepReport {
+    int64_t step = 0;  // updates done, this one included
+    int passes = 1;
+    double total = 0;
+    std::vector<double> pass_loss;
+    double norm = 0, learning_rate = 0;
+    int64_t tokens = 0;  // positions of the batch
+    double milliseconds = 0;
+    bool skipped = false;  // the loss or a gradient was not finite; nothing was updated
+};
+
+class Trainer {
+  public:
+    // The model's parameters are initialised from the seed; `source` starts at its beginning.
+    Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute);
+
+    // Continues from a checkpoint: parameters, moments, position. Throws bad_file.
+    void load(const std::string& checkpoint);
+    void save(const std::string& run, const nlohmann::json& config, int keep_last) const;
+
+    int64_t step() const { return state_.step; }
+    bool done() const { return state_.step >= config_.steps; }
+    // One update. Throws diverged after max_skipped non-finite steps in a row.
+    StepReport advance();
+
+  private:
+    core::Model& model_;
+    data::Source& source_;
+    TrainConfig config_;
+    bool recompute_;
+    core::TrainingState state_;
+    std::unique_ptr<nn::AdamW> optimizer_;
+};
+
+}  // namespace fbt::model::engine

@@ -1,0 +1,41 @@
+// AdamW over a parameter set, and the learning-rate schedule.
+#pragma once
+#include "nn/parameter.h"
+
+namespace fbt::nn {
+
+struct AdamWConfig {
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double weight_decay = 0.01;  // matrices and the embedding; gains are not decayed
+    double clip_norm = 1.0;      // of the global gradient norm; 0: none
+};
+
+// First and second moments and each parameter's own count of updates.
+class AdamW {
+  public:
+    struct State {
+        Tensor m, v;
+        int64_t steps = 0;
+    };
+
+    AdamW(ParameterSet& parameters, AdamWConfig config);
+
+    // sqrt of the sum of squares of every reached gradient; not finite when any gradient is not.
+    double gradient_norm() const;
+    // Updates every parameter that a gradient reached, and leaves the others as they are.
+    void step(double learning_rate, double gradient_norm);
+
+    std::vector<State>& states() { return states_; }  // in the parameters' order
+    const std::vector<State>& states() const { return states_; }
+
+  private:
+    ParameterSet& parameters_;
+    AdamWConfig config_;
+    std::vector<State> states_;
+};
+
+// Warm-up, stable, decay (WSD): linear from 0 over `warmup` steps, then 1, then linear to 0 over
+// the last `decay` fraction of `steps`. `step` counts from 0.
+double wsd_schedule(int64_t step, int64_t steps, int64_t warmup, double decay);
+
+}  // namespace fbt::nn

@@ -1,0 +1,86 @@
+#include "tensor/context.h"
+
+#include <omp.h>
+
+#include <bit>
+
+namespace fbt::tensor {
+
+Arena::~Arena() { trim(); }
+
+// Up to an eighth of waste, so that nearly equal sizes share a free list.
+size_t Arena::rounded(size_t bytes) {
+    if (bytes <= 64) return 64;
+    const size_t step = std::max<size_t>(64, std::bit_floor(bytes) / 8);
+    return (bytes + step - 1) / step * step;
+}
+
+void* Arena::allocate(size_t bytes) {
+    const size_t size = rounded(bytes);
+    std::lock_guard lock(mutex_);
+    void* p = nullptr;
+    if (auto it = free_.find(size); it != free_.end() && !it->second.empty()) {
+        p = it->second.back();
+        it->second.pop_back();
+    } else {
+        p = memory_->allocate(size);
+        if (!p) {
+            trim();
+            p = memory_->allocate(size);
+        }
+        if (!p)
+            throw Error(ErrorKind::environment,
+                        "out of memory: " + std::to_string(size >> 20) + " MiB more wanted, " +
+                            std::to_string(in_use_ >> 20) +
+                            " MiB in use; lower --tokens-per-step or set --memory-budget");
+    }
+    in_use_ += size;
+    peak_ = std::max(peak_, in_use_);
+    return p;
+}
+
+void Arena::release(void* p, size_t bytes) {
+    const size_t size = rounded(bytes);
+    std::lock_guard lock(mutex_);
+    free_[size].push_back(p);
+    in_use_ -= size;
+}
+
+void Arena::trim() {
+    for (auto& [size, blocks] : free_)
+        for (void* p : blocks) memory_->release(p);
+    free_.clear();
+}
+
+std::vector<std::string> device_names() {
+    std::vector<std::string> names = {"cpu", "ref"};
+#if defined(FBT_CUDA) && defined(FBT_SIMT)
+    names.push_back("simt");
+#elif defined(FBT_CUDA)
+    names.push_back("cuda");
+#endif
+    return names;
+}
+
+Context::Context(const std::string& name, int threads) : name_(name) {
+    threads_ = threads > 0 ? threads : omp_get_num_procs();
+    if (name == "cpu" || name == "ref") {
+        backend_ = name == "cpu" ? Backend::cpu : Backend::ref;
+        arena_ = std::make_shared<Arena>(make_host_memory());
+        return;
+    }
+#ifdef FBT_CUDA
+    if (name == device_names().back()) {
+        backend_ = Backend::cuda;
+        arena_ = std::make_shared<Arena>(make_cuda_memory());
+        return;
+    }
+#endif
+    std::string known;
+    for (const std::string& n : device_names()) known += (known.empty() ? "" : ", ") + n;
+    throw Error(ErrorKind::usage, "device '" + name + "' is not in this build; it has " + known);
+}
+
+kernels::Stream Context::stream() const { return {arena_->memory().stream(), threads_}; }
+
+}  // namespace fbt::tensor

@@ -1,0 +1,439 @@
+#include "tensor/ops.h"
+
+#include "kernels/attention.h"
+#include "kernels/carry.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/gate.h"
+#include "kernels/kv_store.h"
+#include "kernels/matmul.h"
+#include "kernels/qk_norm_rope.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/square_sum.h"
+#include "kernels/swiglu.h"
+
+namespace fbt::tensor {
+namespace {
+
+[[noreturn]] void fail(const char* op, const std::string& what) {
+    throw Error(ErrorKind::internal, std::string(op) + ": " + what);
+}
+
+void expect(const char* op, const char* argument, const Tensor& t, const Shape& shape,
+            DType dtype) {
+    if (!t.defined()) fail(op, std::string(argument) + " is undefined");
+    if (t.shape() != shape || t.dtype() != dtype)
+        fail(op, std::string(argument) + " is " + to_string(t.shape()) + " " + name_of(t.dtype()) +
+                     ", needed " + to_string(shape) + " " + name_of(dtype));
+}
+void expect_optional(const char* op, const char* argument, const Tensor& t, const Shape& shape,
+                     DType dtype) {
+    if (t.defined()) expect(op, argument, t, shape, dtype);
+}
+void expect_rank(const char* op, const char* argument, const Tensor& t, size_t rank) {
+    if (!t.defined()) fail(op, std::string(argument) + " is undefined");
+    if (t.shape().size() != rank)
+        fail(op, std::string(argument) + " is " + to_string(t.shape()) + ", needed rank " +
+                     std::to_string(rank));
+}
+
+void finish(const char* op, const Tensor& t, const kernels::Status& status) {
+    if (status.ok()) return;
+    const ErrorKind kind = status.code == kernels::Code::bad_argument  ? ErrorKind::internal
+                           : status.code == kernels::Code::unsupported ? ErrorKind::usage
+                                                                       : ErrorKind::environment;
+    throw Error(kind, std::string(op) + " on " + t.context().name() + ", " + to_string(t.shape()) +
+                          " " + name_of(t.dtype()) + ": " + status.message);
+}
+
+// Calls the kernel of the backend and dtype of `t`. Inside the arguments T is the element type, A
+// its accumulation type and `s` the stream. Only ref has kernels in double.
+#ifdef FBT_CUDA
+#define FBT_CUDA_CASE(op, ...) \
+    case Backend::cuda:        \
+        return kernels::cuda::op<T>(__VA_ARGS__);
+#else
+#define FBT_CUDA_CASE(op, ...)
+#endif
+#define FBT_DISPATCH(t, op, ...)                                                         \
+    dispatch(#op, t, [&]<class T>(Backend backend, [[maybe_unused]] kernels::Stream s) { \
+        using A [[maybe_unused]] = kernels::accumulate_t<T>;                             \
+        if constexpr (std::is_same_v<T, double>)                                         \
+            return kernels::ref::op<double>(__VA_ARGS__);                                \
+        else                                                                             \
+            switch (backend) {                                                           \
+                case Backend::ref:                                                       \
+                    return kernels::ref::op<T>(__VA_ARGS__);                             \
+                case Backend::cpu:                                                       \
+                    return kernels::cpu::op<T>(__VA_ARGS__);                             \
+                    FBT_CUDA_CASE(op, __VA_ARGS__)                                       \
+                default:                                                                 \
+                    return unsupported<decltype(kernels::ref::op<T>(__VA_ARGS__))>();    \
+            }                                                                            \
+    })
+
+template <class R>
+R unsupported() {
+    throw Error(ErrorKind::usage, "this build has no CUDA kernels");
+}
+
+template <class F>
+auto dispatch(const char* op, const Tensor& t, F&& call) {
+    Context& context = t.context();
+    if (t.dtype() == DType::f64 && context.backend() != Backend::ref)
+        throw Error(ErrorKind::usage,
+                    std::string(op) + ": dtype f64 needs --device ref, not " + context.name());
+    auto run = [&] {
+        if (t.dtype() == DType::f64)
+            return call.template operator()<double>(context.backend(), context.stream());
+        if (t.dtype() != DType::f32)
+            fail(op, std::string("no kernel for dtype ") + name_of(t.dtype()));
+        return call.template operator()<float>(context.backend(), context.stream());
+    };
+    using Result = decltype(run());
+    if constexpr (std::is_same_v<Result, kernels::Status>)
+        finish(op, t, run());
+    else
+        return run();
+}
+
+Tensor like(const Tensor& t) { return Tensor::empty(t.context(), t.shape(), t.dtype()); }
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------- matmul
+
+void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed) {
+    expect_rank("matmul_pack", "w", w, 2);
+    packed.N = w.dim(transposed ? 1 : 0);
+    packed.K = w.dim(transposed ? 0 : 1);
+    const int64_t size = FBT_DISPATCH(w, matmul_packed_size, packed.N, packed.K);
+    if (!packed.data.defined() || packed.data.numel() != size)
+        packed.data = Tensor::empty(w.context(), {size}, w.dtype());
+    FBT_DISPATCH(w, matmul_pack, packed.data.data<T>(), w.data<T>(), packed.N, packed.K, transposed,
+                 s);
+}
+
+void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w) {
+    expect_rank("matmul_forward", "x", x, 2);
+    const int64_t M = x.dim(0);
+    expect("matmul_forward", "x", x, {M, w.K}, w.data.dtype());
+    expect("matmul_forward", "y", y, {M, w.N}, x.dtype());
+    FBT_DISPATCH(x, matmul_forward, y.data<T>(), x.data<T>(), w.data.data<T>(), M, w.N, w.K, s);
+}
+
+Tensor matmul_forward(const Tensor& x, const PackedMatrix& w) {
+    expect_rank("matmul_forward", "x", x, 2);
+    Tensor y = Tensor::empty(x.context(), {x.dim(0), w.N}, x.dtype());
+    matmul_forward(y, x, w);
+    return y;
+}
+
+void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x) {
+    expect_rank("matmul_dw_accum", "dy", dy, 2);
+    const int64_t M = dy.dim(0), N = dy.dim(1), K = x.dim(1);
+    expect("matmul_dw_accum", "x", x, {M, K}, dy.dtype());
+    expect("matmul_dw_accum", "dw", dw, {N, K}, accumulate_dtype(dy.dtype()));
+    FBT_DISPATCH(dy, matmul_dw_accum, dw.data<A>(), dy.data<T>(), x.data<T>(), M, N, K, s);
+}
+
+// ---------------------------------------------------------------------------------- embedding
+
+Tensor embedding_forward(const Tensor& tokens, const Tensor& w) {
+    expect_rank("embedding_forward", "w", w, 2);
+    expect("embedding_forward", "tokens", tokens, {tokens.numel()}, DType::i32);
+    Tensor y = Tensor::empty(w.context(), {tokens.numel(), w.dim(1)}, w.dtype());
+    FBT_DISPATCH(w, embedding_forward, y.data<T>(), tokens.data<int32_t>(), w.data<T>(), y.dim(0),
+                 int(w.dim(1)), s);
+    return y;
+}
+
+void embedding_backward_accum(Tensor& dw, const Tensor& dy, const Tensor& tokens) {
+    const int64_t N = tokens.numel(), V = dw.dim(0), D = dw.dim(1);
+    expect("embedding_backward_accum", "dy", dy, {N, D}, dy.dtype());
+    expect("embedding_backward_accum", "dw", dw, {V, D}, accumulate_dtype(dy.dtype()));
+    FBT_DISPATCH(dy, embedding_backward_accum, dw.data<A>(), dy.data<T>(), tokens.data<int32_t>(),
+                 N, int(D), int(V), s);
+}
+
+// ------------------------------------------------------------------------------------ rmsnorm
+
+void rmsnorm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& gain, double eps) {
+    expect_rank("rmsnorm_forward", "x", x, 2);
+    const int64_t N = x.dim(0), D = x.dim(1);
+    const DType a = accumulate_dtype(x.dtype());
+    expect("rmsnorm_forward", "y", y, {N, D}, x.dtype());
+    expect("rmsnorm_forward", "gain", gain, {D}, a);
+    expect_optional("rmsnorm_forward", "rstd", rstd, {N}, a);
+    FBT_DISPATCH(x, rmsnorm_forward, y.data<T>(), rstd.data<A>(), x.data<T>(), gain.data<A>(), N,
+                 int(D), A(eps), s);
+}
+
+void residual_rmsnorm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& branch,
+                              const Tensor& gain, double alpha, double eps) {
+    expect_rank("residual_rmsnorm_forward", "x", x, 2);
+    const int64_t N = x.dim(0), D = x.dim(1);
+    const DType a = accumulate_dtype(x.dtype());
+    expect("residual_rmsnorm_forward", "y", y, {N, D}, x.dtype());
+    expect("residual_rmsnorm_forward", "branch", branch, {N, D}, x.dtype());
+    expect("residual_rmsnorm_forward", "gain", gain, {D}, a);
+    expect_optional("residual_rmsnorm_forward", "rstd", rstd, {N}, a);
+    FBT_DISPATCH(x, residual_rmsnorm_forward, y.data<T>(), rstd.data<A>(), x.data<T>(),
+                 branch.data<T>(), gain.data<A>(), A(alpha), N, int(D), A(eps), s);
+}
+
+Tensor rmsnorm_backward(Tensor& dgain, const Tensor& dy, const Tensor& x, const Tensor& gain,
+                        const Tensor& rstd, double scale) {
+    expect_rank("rmsnorm_backward", "x", x, 2);
+    const int64_t N = x.dim(0), D = x.dim(1);
+    const DType a = accumulate_dtype(x.dtype());
+    expect("rmsnorm_backward", "dy", dy, {N, D}, x.dtype());
+    expect("rmsnorm_backward", "rstd", rstd, {N}, a);
+    Tensor sink = dgain.defined() ? dgain : Tensor::zeros(x.context(), {D}, a);
+    expect("rmsnorm_backward", "dgain", sink, {D}, a);
+    Tensor dx = like(x);
+    Tensor scratch = Tensor::empty(x.context(), {kernels::row_chunks(N) * D}, a);
+    FBT_DISPATCH(x, rmsnorm_backward, dx.data<T>(), sink.data<A>(), dy.data<T>(), x.data<T>(),
+                 gain.data<A>(), rstd.data<A>(), A(scale), N, int(D), scratch.data<A>(), s);
+    return dx;
+}
+
+// ------------------------------------------------------------------------------- qk_norm_rope
+
+void qk_norm_rope_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& gain,
+                          const Tensor& cos, const Tensor& sin, const Tensor& positions,
+                          double eps) {
+    expect_rank("qk_norm_rope_forward", "x", x, 3);
+    const int64_t N = x.dim(0), H = x.dim(1), C = x.dim(2);
+    const DType a = accumulate_dtype(x.dtype());
+    expect("qk_norm_rope_forward", "y", y, x.shape(), x.dtype());
+    expect("qk_norm_rope_forward", "gain", gain, {C}, a);
+    expect("qk_norm_rope_forward", "sin", sin, cos.shape(), a);
+    expect("qk_norm_rope_forward", "cos", cos, {cos.dim(0), C / 2}, a);
+    expect("qk_norm_rope_forward", "positions", positions, {N}, DType::i32);
+    expect_optional("qk_norm_rope_forward", "rstd", rstd, {N, H}, a);
+    FBT_DISPATCH(x, qk_norm_rope_forward, y.data<T>(), rstd.data<A>(), x.data<T>(), gain.data<A>(),
+                 cos.data<A>(), sin.data<A>(), positions.data<int32_t>(), N, int(H), int(C), A(eps),
+                 s);
+}
+
+Tensor qk_norm_rope_backward(Tensor& dgain, const Tensor& dy, const Tensor& x, const Tensor& gain,
+                             const Tensor& rstd, const Tensor& cos, const Tensor& sin,
+                             const Tensor& positions) {
+    const int64_t N = x.dim(0), H = x.dim(1), C = x.dim(2);
+    const DType a = accumulate_dtype(x.dtype());
+    expect("qk_norm_rope_backward", "dy", dy, x.shape(), x.dtype());
+    expect("qk_norm_rope_backward", "rstd", rstd, {N, H}, a);
+    Tensor sink = dgain.defined() ? dgain : Tensor::zeros(x.context(), {C}, a);
+    expect("qk_norm_rope_backward", "dgain", sink, {C}, a);
+    Tensor dx = like(x);
+    Tensor scratch = Tensor::empty(x.context(), {kernels::row_chunks(N) * C}, a);
+    FBT_DISPATCH(x, qk_norm_rope_backward, dx.data<T>(), sink.data<A>(), dy.data<T>(), x.data<T>(),
+                 gain.data<A>(), rstd.data<A>(), cos.data<A>(), sin.data<A>(),
+                 positions.data<int32_t>(), N, int(H), int(C), scratch.data<A>(), s);
+    return dx;
+}
+
+// ---------------------------------------------------------------------------------- attention
+
+void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const SpanBatch& spans, int window, double scale) {
+    expect_rank("attention_forward", "q", q, 3);
+    expect_rank("attention_forward", "k", k, 3);
+    const int64_t N = q.dim(0), H = q.dim(1), C = q.dim(2), G = k.dim(1);
+    expect("attention_forward", "q", q, {spans.rows(), H, C}, q.dtype());
+    expect("attention_forward", "k", k, {k.dim(0), G, C}, q.dtype());
+    expect("attention_forward", "v", v, k.shape(), q.dtype());
+    expect("attention_forward", "o", o, q.shape(), q.dtype());
+    expect_optional("attention_forward", "lse", lse, {N, H}, accumulate_dtype(q.dtype()));
+    FBT_DISPATCH(q, attention_forward, o.data<T>(), lse.data<A>(), q.data<T>(), k.data<T>(),
+                 v.data<T>(), spans.table(), int(H), int(G), int(C), window, A(scale), s);
+}
+
+void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                        const SpanBatch& spans, int window, double scale) {
+    const int64_t N = q.dim(0), H = q.dim(1), C = q.dim(2), G = k.dim(1);
+    const DType a = accumulate_dtype(q.dtype());
+    expect("attention_backward", "dout", dout, q.shape(), q.dtype());
+    expect("attention_backward", "dq", dq, q.shape(), q.dtype());
+    expect("attention_backward", "dk", dk, k.shape(), a);
+    expect("attention_backward", "dv", dv, k.shape(), a);
+    expect("attention_backward", "lse", lse, {N, H}, a);
+    Tensor delta = Tensor::empty(q.context(), {N, H}, a);
+    FBT_DISPATCH(q, attention_backward, dq.data<T>(), dk.data<A>(), dv.data<A>(), delta.data<A>(),
+                 dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), o.data<T>(), lse.data<A>(),
+                 spans.table(), int(H), int(G), int(C), window, A(scale), s);
+}
+
+// ------------------------------------------------------------------------------ gates, swiglu
+
+Tensor gate_forward(const Tensor& x, const Tensor& g) {
+    expect_rank("gate_forward", "x", x, 2);
+    expect("gate_forward", "g", g, {x.dim(0)}, x.dtype());
+    Tensor y = like(x);
+    FBT_DISPATCH(x, gate_forward, y.data<T>(), x.data<T>(), g.data<T>(), x.dim(0), int(x.dim(1)),
+                 s);
+    return y;
+}
+
+void gate_backward(Tensor& dx, Tensor& dg, const Tensor& dy, const Tensor& x, const Tensor& g) {
+    expect("gate_backward", "dy", dy, x.shape(), x.dtype());
+    dx = like(x);
+    dg = like(g);
+    FBT_DISPATCH(x, gate_backward, dx.data<T>(), dg.data<T>(), dy.data<T>(), x.data<T>(),
+                 g.data<T>(), x.dim(0), int(x.dim(1)), s);
+}
+
+Tensor swiglu_forward(const Tensor& gate, const Tensor& up) {
+    expect("swiglu_forward", "up", up, gate.shape(), gate.dtype());
+    Tensor y = like(gate);
+    FBT_DISPATCH(gate, swiglu_forward, y.data<T>(), gate.data<T>(), up.data<T>(), gate.numel(), s);
+    return y;
+}
+
+void swiglu_backward(Tensor& dgate, Tensor& dup, const Tensor& dy, const Tensor& gate,
+                     const Tensor& up) {
+    expect("swiglu_backward", "dy", dy, gate.shape(), gate.dtype());
+    dgate = like(gate);
+    dup = like(up);
+    FBT_DISPATCH(gate, swiglu_backward, dgate.data<T>(), dup.data<T>(), dy.data<T>(),
+                 gate.data<T>(), up.data<T>(), gate.numel(), s);
+}
+
+// -------------------------------------------------------------------------------------- carry
+
+Tensor carry_forward(const Tensor& first, const Tensor& previous, const Tensor& source,
+                     const CarryNoise& noise) {
+    const Tensor& any = first.defined() ? first : previous;
+    expect_rank("carry_forward", "first or previous", any, 2);
+    const int64_t R = source.numel(), D = any.dim(1);
+    expect("carry_forward", "source", source, {R}, DType::i64);
+    const DType a = accumulate_dtype(any.dtype());
+    expect_optional("carry_forward", "given noise", noise.given, {R, D}, a);
+    if (noise.half_width != 0) {
+        expect("carry_forward", "noise sequence", noise.sequence, {R}, DType::i64);
+        expect("carry_forward", "noise position", noise.position, {R}, DType::i32);
+    }
+    Tensor y = Tensor::empty(any.context(), {R, D}, any.dtype());
+    FBT_DISPATCH(any, carry_forward, y.data<T>(), first.data<T>(), previous.data<T>(),
+                 source.data<int64_t>(), noise.given.data<A>(),
+                 kernels::Jitter<A>{A(noise.half_width), noise.key, noise.sequence.data<int64_t>(),
+                                    noise.position.data<int32_t>()},
+                 R, int(D), s);
+    return y;
+}
+
+void carry_backward_accum(Tensor& dfirst, Tensor& dprevious, const Tensor& dy,
+                          const Tensor& source) {
+    expect("carry_backward_accum", "source", source, {dy.dim(0)}, DType::i64);
+    FBT_DISPATCH(dy, carry_backward_accum, dfirst.data<T>(), dprevious.data<T>(), dy.data<T>(),
+                 source.data<int64_t>(), dy.dim(0), int(dy.dim(1)), s);
+}
+
+// ------------------------------------------------------------------------------ cross-entropy
+
+void cross_entropy_forward(Tensor& ce, Tensor& lse, const Tensor& logits, const Tensor& targets) {
+    const int64_t N = logits.dim(0), V = logits.dim(1);
+    const DType a = accumulate_dtype(logits.dtype());
+    expect("cross_entropy_forward", "ce", ce, {N}, a);
+    expect("cross_entropy_forward", "lse", lse, {N}, a);
+    expect("cross_entropy_forward", "targets", targets, {N}, DType::i32);
+    FBT_DISPATCH(logits, cross_entropy_forward, ce.data<A>(), lse.data<A>(), logits.data<T>(),
+                 targets.data<int32_t>(), N, int(V), s);
+}
+
+void cross_entropy_backward(Tensor& dlogits, const Tensor& logits, const Tensor& lse,
+                            const Tensor& targets, const Tensor& weight, double z_weight) {
+    const int64_t N = logits.dim(0), V = logits.dim(1);
+    expect("cross_entropy_backward", "dlogits", dlogits, logits.shape(), logits.dtype());
+    expect("cross_entropy_backward", "weight", weight, {N}, accumulate_dtype(logits.dtype()));
+    FBT_DISPATCH(logits, cross_entropy_backward, dlogits.data<T>(), logits.data<T>(), lse.data<A>(),
+                 targets.data<int32_t>(), weight.data<A>(), A(z_weight), N, int(V), s);
+}
+
+// ------------------------------------------------------------------------ optimiser, sampling
+
+void adamw_step(Tensor& w, Tensor& m, Tensor& v, const Tensor& grad, const kernels::AdamWStep& h) {
+    expect("adamw_step", "grad", grad, w.shape(), w.dtype());
+    expect("adamw_step", "m", m, w.shape(), w.dtype());
+    expect("adamw_step", "v", v, w.shape(), w.dtype());
+    FBT_DISPATCH(w, adamw_step, w.data<T>(), m.data<T>(), v.data<T>(), grad.data<T>(), w.numel(), h,
+                 s);
+}
+
+double square_sum(const Tensor& x) {
+    const int64_t chunks = (x.numel() + kernels::kSquareSumChunk - 1) / kernels::kSquareSumChunk;
+    Tensor sum = Tensor::empty(x.context(), {1}, DType::f64);
+    Tensor scratch = Tensor::empty(x.context(), {chunks}, DType::f64);
+    FBT_DISPATCH(x, square_sum, sum.data<double>(), x.data<T>(), x.numel(), scratch.data<double>(),
+                 s);
+    return sum.to_vector<double>()[0];
+}
+
+std::vector<int32_t> sample(const Tensor& logits, const std::vector<kernels::Sampling>& settings,
+                            const std::vector<float>& uniform) {
+    const int64_t N = logits.dim(0), V = logits.dim(1);
+    if (int64_t(settings.size()) != N || int64_t(uniform.size()) != N)
+        fail("sample", std::to_string(settings.size()) + " settings and " +
+                           std::to_string(uniform.size()) + " uniforms for " + std::to_string(N) +
+                           " rows");
+    Context& c = logits.context();
+    Tensor tokens = Tensor::empty(c, {N}, DType::i32);
+    Tensor scratch = Tensor::empty(c, {N, V}, DType::i32);
+    Tensor u = Tensor::from(c, uniform, {N});
+    Tensor set = Tensor::empty(c, {N * int64_t(sizeof(kernels::Sampling))}, DType::u8);
+    set.copy_in(settings.data(), settings.size() * sizeof(kernels::Sampling));
+    const auto* p = reinterpret_cast<const kernels::Sampling*>(set.raw());
+    FBT_DISPATCH(logits, sample, tokens.data<int32_t>(), logits.data<T>(), p, u.data<float>(), N,
+                 int(V), scratch.data<int32_t>(), s);
+    return tokens.to_vector<int32_t>();
+}
+
+// --------------------------------------------------------------------------- rows, elementwise
+
+void copy_rows(Tensor& dst, const Tensor& dst_rows, const Tensor& src, const Tensor& src_rows,
+               int64_t count) {
+    if (count == 0) return;
+    const int64_t W = dst.numel() / dst.dim(0);
+    FBT_DISPATCH(dst, copy_rows, dst.data<T>(), dst_rows.data<int64_t>(), src.data<T>(),
+                 src_rows.data<int64_t>(), count, W, s);
+}
+
+void copy_rows_accum(Tensor& dst, const Tensor& dst_rows, const Tensor& src, const Tensor& src_rows,
+                     int64_t count) {
+    if (count == 0) return;
+    const int64_t W = dst.numel() / dst.dim(0);
+    FBT_DISPATCH(dst, copy_rows_accum, dst.data<T>(), dst_rows.data<int64_t>(), src.data<T>(),
+                 src_rows.data<int64_t>(), count, W, s);
+}
+
+void add_accum(Tensor& y, const Tensor& x) {
+    expect("add_accum", "x", x, y.shape(), y.dtype());
+    FBT_DISPATCH(y, add_accum, y.data<T>(), x.data<T>(), y.numel(), s);
+}
+
+Tensor add(const Tensor& a, const Tensor& b) {
+    expect("add", "b", b, a.shape(), a.dtype());
+    Tensor y = like(a);
+    FBT_DISPATCH(y, add, y.data<T>(), a.data<T>(), b.data<T>(), y.numel(), s);
+    return y;
+}
+
+Tensor concat_columns(const Tensor& a, const Tensor& b) {
+    expect_rank("concat_columns", "a", a, 2);
+    expect("concat_columns", "b", b, {a.dim(0), b.dim(1)}, a.dtype());
+    Tensor y = Tensor::empty(a.context(), {a.dim(0), a.dim(1) + b.dim(1)}, a.dtype());
+    FBT_DISPATCH(y, concat_columns, y.data<T>(), a.data<T>(), b.data<T>(), a.dim(0), a.dim(1),
+                 b.dim(1), s);
+    return y;
+}
+
+void split_columns(Tensor& a, Tensor& b, const Tensor& y) {
+    expect("split_columns", "y", y, {a.dim(0), a.dim(1) + b.dim(1)}, a.dtype());
+    FBT_DISPATCH(y, split_columns, a.data<T>(), b.data<T>(), y.data<T>(), a.dim(0), a.dim(1),
+                 b.dim(1), s);
+}
+
+}  // namespace fbt::tensor

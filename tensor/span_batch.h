@@ -1,0 +1,37 @@
+// Spans of many sequences packed into one call: the host's description and its device tables.
+#pragma once
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace fbt::tensor {
+
+class SpanBatch {
+  public:
+    // Adds a span of `count` rows that starts at position `first` of a sequence whose keys lie in
+    // the store rows `blocks` (the first row of each run of kKeyBlock positions from position 0).
+    void add(int first, int count, const std::vector<int64_t>& blocks);
+    // The same for a sequence whose store rows are contiguous from row `start`.
+    void add_contiguous(int first, int count, int64_t start);
+
+    // Copies the tables to the device; call once, after the last add.
+    void upload(Context& context);
+
+    int64_t rows() const { return int64_t(positions_.size()); }  // N
+    const std::vector<kernels::Span>& spans() const { return spans_; }
+    const std::vector<int32_t>& positions() const { return positions_; }  // [N]
+    // The store row of each packed row's own position, [N].
+    std::vector<int64_t> own_slots() const;
+
+    kernels::SpanTable table() const;
+    const Tensor& device_positions() const { return device_positions_; }
+
+  private:
+    std::vector<kernels::Span> spans_;
+    std::vector<int64_t> blocks_;
+    std::vector<int32_t> positions_;
+    int max_count_ = 0, max_end_ = 0;
+    Tensor device_spans_, device_blocks_, device_positions_;
+};
+
+}  // namespace fbt::tensor

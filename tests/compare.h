@@ -1,0 +1,78 @@
+// How tests compare numbers. NaN fails, infinity must match exactly, sizes must agree.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <span>
+#include <vector>
+
+namespace fbt::tests {
+
+// Passes when every |got[i] - want[i]| <= absolute + relative * |want[i]|; else names the worst.
+template <class T, class U>
+testing::AssertionResult close(const std::vector<T>& got, const std::vector<U>& want,
+                               double absolute, double relative = 0) {
+    if (got.size() != want.size())
+        return testing::AssertionFailure() << got.size() << " values, expected " << want.size();
+    double worst = 0;
+    size_t where = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        const double g = double(got[i]), w = double(want[i]);
+        if (g == w) continue;  // equal infinities included
+        const double excess = std::abs(g - w) / (absolute + relative * std::abs(w));
+        if (!(excess <= worst)) {  // NaN lands here
+            worst = excess;
+            where = i;
+            if (std::isnan(excess)) break;
+        }
+    }
+    if (worst <= 1) return testing::AssertionSuccess();
+    return testing::AssertionFailure()
+           << "element " << where << " of " << got.size() << ": got " << double(got[where])
+           << ", expected " << double(want[where]) << ", " << worst << " times the tolerance";
+}
+
+// Passes when both hold the same bytes.
+template <class T>
+testing::AssertionResult same_bits(std::span<const T> got, std::span<const T> want) {
+    if (got.size() != want.size())
+        return testing::AssertionFailure() << got.size() << " values, expected " << want.size();
+    for (size_t i = 0; i < got.size(); ++i)
+        if (std::memcmp(&got[i], &want[i], sizeof(T)) != 0)
+            return testing::AssertionFailure()
+                   << "element " << i << " of " << got.size() << ": got " << double(got[i])
+                   << ", expected the same bits as " << double(want[i]);
+    return testing::AssertionSuccess();
+}
+template <class T>
+testing::AssertionResult same_bits(const std::vector<T>& got, const std::vector<T>& want) {
+    return same_bits(std::span<const T>(got), std::span<const T>(want));
+}
+
+// Rounding of a sum of n products of type T: a bound on |computed - exact| / sum_i |a_i b_i|
+// (Higham, Accuracy and Stability, eq. 3.3: gamma_n = n u / (1 - n u)).
+template <class T>
+double gamma(double n) {
+    const double u = std::numeric_limits<T>::epsilon() / 2;
+    return n * u / (1 - n * u);
+}
+
+// Reproducible test values.
+template <class T>
+std::vector<T> normal(size_t n, unsigned seed, double scale = 1) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<double> draw(0, scale);
+    std::vector<T> out(n);
+    for (T& x : out) x = T(float(draw(generator)));  // the same values in float and double
+    return out;
+}
+
+template <class To, class From>
+std::vector<To> cast(const std::vector<From>& v) {
+    return std::vector<To>(v.begin(), v.end());
+}
+
+}  // namespace fbt::tests

@@ -1,0 +1,80 @@
+#include "kernels/embedding.h"
+
+#include <algorithm>
+
+#include "tests/kernels/kernel_test.h"
+
+namespace fbt::tests {
+namespace {
+
+namespace ref = kernels::ref;
+namespace cpu = kernels::cpu;
+
+// Few tokens, each many times; the last one never.
+std::vector<int32_t> some_tokens(int64_t N, int V) {
+    std::vector<int32_t> tokens;
+    for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % std::max(V - 1, 1)));
+    return tokens;
+}
+
+TEST(Embedding, ForwardGathers) {
+    for (const auto& [N, D, V] :
+         {std::tuple<int64_t, int, int>{1, 1, 1}, {37, 17, 5}, {37, 1601, 7}}) {
+        const auto w = normal<float>(size_t(V * D), 1);
+        const auto tokens = some_tokens(N, V);
+        std::vector<float> want;
+        for (const int32_t v : tokens)
+            want.insert(want.end(), &w[size_t(v * D)], &w[size_t(v * D)] + D);
+        for (const auto forward : {ref::embedding_forward<float>, cpu::embedding_forward<float>}) {
+            std::vector<float> y(want.size());
+            ASSERT_TRUE(ok(forward(y.data(), tokens.data(), w.data(), N, D, kTwoThreads)));
+            EXPECT_TRUE(same_bits(y, want));
+        }
+    }
+}
+
+// y is linear in w: sum dy*y = sum dw*w, and every backend adds in the same order.
+TEST(Embedding, BackwardSumsInOrder) {
+    for (const auto& [N, D, V] :
+         {std::tuple<int64_t, int, int>{1, 1, 1}, {37, 17, 5}, {301, 131, 7}, {37, 1601, 7}}) {
+        const size_t size = size_t(V * D);
+        const auto w = normal<float>(size, 1), dy = normal<float>(size_t(N * D), 2),
+                   before = normal<float>(size, 3);
+        const auto tokens = some_tokens(N, V);
+        std::vector<float> dw[3] = {before, before, before};
+        ASSERT_TRUE(ok(ref::embedding_backward_accum(dw[0].data(), dy.data(), tokens.data(), N, D,
+                                                     V, kOneThread)));
+        ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[1].data(), dy.data(), tokens.data(), N, D,
+                                                     V, kOneThread)));
+        ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[2].data(), dy.data(), tokens.data(), N, D,
+                                                     V, kTwoThreads)));
+        EXPECT_TRUE(same_bits(dw[1], dw[0]));
+        EXPECT_TRUE(same_bits(dw[2], dw[0]));
+
+        const auto w64 = cast<double>(w), dy64 = cast<double>(dy);
+        std::vector<double> y(dy.size()), sums(size);
+        ASSERT_TRUE(
+            ok(ref::embedding_forward(y.data(), tokens.data(), w64.data(), N, D, kOneThread)));
+        ASSERT_TRUE(ok(ref::embedding_backward_accum(sums.data(), dy64.data(), tokens.data(), N, D,
+                                                     V, kOneThread)));
+        EXPECT_NEAR(sum_products(dy64, y), sum_products(sums, w64),
+                    2 * sum_abs_products(dy64, y) * gamma<double>(double(N * D + N)));
+        std::vector<double> want(size);
+        for (size_t i = 0; i < size; ++i) want[i] = double(before[i]) + sums[i];
+        // At most N additions an element, of values whose sum of sizes is at most N*max|dy|.
+        EXPECT_TRUE(close(dw[2], want,
+                          gamma<float>(double(N)) * (double(N) * max_abs(dy) + max_abs(before))));
+    }
+}
+
+TEST(Embedding, RefusesBadSizes) {
+    float v = 1;
+    const int32_t t = 0;
+    EXPECT_FALSE(ok(cpu::embedding_forward(&v, &t, &v, 1, 0, kOneThread)));
+    EXPECT_FALSE(ok(ref::embedding_forward(&v, &t, &v, -1, 1, kOneThread)));
+    EXPECT_FALSE(ok(cpu::embedding_backward_accum(&v, &v, &t, 1, 1, 0, kOneThread)));
+    EXPECT_TRUE(ok(cpu::embedding_backward_accum(&v, &v, &t, 0, 1, 1, kOneThread)));
+}
+
+}  // namespace
+}  // namespace fbt::tests

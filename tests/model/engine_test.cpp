@@ -1,0 +1,310 @@
+// Generation, evaluation, schedules, optimiser and trainer.
+#include <cmath>
+#include <filesystem>
+
+#include "model/core/evaluate.h"
+#include "model/core/schedule.h"
+#include "model/data/tasks.h"
+#include "model/engine/generator.h"
+#include "model/engine/trainer.h"
+#include "tests/model/model_test.h"
+
+namespace fbt::tests {
+namespace {
+
+using namespace model::core;
+using namespace model::engine;
+using tensor::Error;
+
+TEST(Schedule, PhasesFollowTheirShares) {
+    const auto s = PassSchedule::parse("75:1,22:2,3:3");
+    EXPECT_EQ(s.max_passes(), 3);
+    std::vector<int> count(4, 0);
+    for (int i = 0; i < 200; ++i) ++count[s.passes_at(i, 200, 1)];
+    EXPECT_EQ(count, (std::vector<int>{0, 150, 44, 6}));
+    EXPECT_EQ(s.passes_at(0, 1, 1), 1);
+    EXPECT_EQ(s.passes_at(149, 200, 1), 1);
+    EXPECT_EQ(s.passes_at(150, 200, 1), 2);
+    EXPECT_EQ(s.passes_at(199, 200, 1), 3);
+}
+
+TEST(Schedule, MixturesAreDrawnByStep) {
+    const auto s = PassSchedule::parse("1:1@3+4@1");
+    int fours = 0;
+    for (int i = 0; i < 4000; ++i) {
+        const int k = s.passes_at(i, 4000, 9);
+        ASSERT_TRUE(k == 1 || k == 4);
+        EXPECT_EQ(k, s.passes_at(i, 4000, 9));
+        fours += k == 4;
+    }
+    EXPECT_NEAR(fours, 1000, 5 * std::sqrt(4000 * 0.25 * 0.75));  // five standard deviations
+}
+
+TEST(Schedule, RejectsWhatIsNone) {
+    for (const char* text : {"", "75", "75:", ":1", "75:0", "-1:2", "75:1,", "1:1@", "1:2@0",
+                             "1:1+", "1:x", "nan:1", "1:1@1@1", "1:1.5"})
+        EXPECT_THROW(PassSchedule::parse(text), Error) << text;
+}
+
+TEST(Wsd, WarmsUpHoldsAndDecays) {
+    EXPECT_DOUBLE_EQ(nn::wsd_schedule(0, 100, 10, 0.25), 0.1);
+    EXPECT_DOUBLE_EQ(nn::wsd_schedule(9, 100, 10, 0.25), 1);
+    EXPECT_DOUBLE_EQ(nn::wsd_schedule(75, 100, 10, 0.25), 1);
+    EXPECT_DOUBLE_EQ(nn::wsd_schedule(99, 100, 10, 0.25), 0.04);
+    EXPECT_DOUBLE_EQ(nn::wsd_schedule(5, 10, 0, 0), 1);
+}
+
+TEST(Config, UnknownKeysAndBadValuesAreErrors) {
+    using nlohmann::json;
+    EXPECT_NO_THROW(config_from_json(to_json(Config())));
+    for (const char* text :
+         {R"({"dims": 3})", R"({"dim": 0})", R"({"dim": "x"})", R"({"heads": 3, "kv_heads": 2})",
+          R"({"head_dim": 7})", R"({"head_dim": 258})", R"({"fusion": "sum"})", R"([])",
+          R"({"norm_eps": 0})"})
+        EXPECT_THROW(config_from_json(json::parse(text)), Error) << text;
+}
+
+class Engine : public testing::Test {
+  protected:
+    Engine() : context("cpu", 2), model(context, config(), DType::f32) { randomise(model, false); }
+    static Config config() {
+        Config c = small_config();
+        c.context = 60;
+        return c;
+    }
+    Context context;
+    Model model;
+};
+
+TEST_F(Engine, SamplesDoNotDependOnCompany) {
+    GenerateConfig g;
+    g.mode = Mode::soft;
+    g.max_tokens = 30;
+    g.samples = 3;
+    const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}, {4}, random_tokens(40, 23, 1)};
+    const auto all = generate(model, prompts, g);
+    ASSERT_EQ(all.size(), 9u);
+    const auto alone = generate(model, {prompts[0]}, g);
+    for (int s = 0; s < 3; ++s) {
+        EXPECT_EQ(alone[s].tokens, all[s].tokens);
+        EXPECT_EQ(alone[s].logprobs, all[s].logprobs);
+    }
+    EXPECT_NE(all[0].tokens, all[1].tokens);
+    EXPECT_EQ(all[6].finish, Finish::context);  // 40 + 30 > 60
+    EXPECT_EQ(all[6].tokens.size(), 60u);
+    EXPECT_EQ(all[0].finish, Finish::length);
+}
+
+TEST_F(Engine, FirstTokenAndLogprobsAgreeWithScoring) {
+    GenerateConfig g;
+    g.max_tokens = 12;
+    g.keep_states = true;
+    std::vector<std::vector<int32_t>> first;
+    for (Mode mode : {Mode::standard, Mode::soft, Mode::fused}) {
+        g.mode = mode;
+        const Rollout r = generate(model, {{5, 6, 7, 8}}, g)[0];
+        const std::vector<int32_t> fed(r.tokens.begin(), r.tokens.end() - 1);
+        const Trace trace = decode_known(model, fed, 4, mode);
+        EXPECT_TRUE(same_bits(r.states, trace.hidden.to_vector<float>()));
+        const int64_t n = 12, V = 23;
+        const Tensor logits = model.logits(trace.hidden.rows(3, n));
+        Tensor ce = Tensor::empty(context, {n}, DType::f32);
+        Tensor lse = Tensor::empty(context, {n}, DType::f32);
+        tensor::cross_entropy_forward(
+            ce, lse, logits,
+            Tensor::from(context, std::vector<int32_t>(r.tokens.begin() + 4, r.tokens.end()), {n}));
+        std::vector<double> want = ce.to_double();
+        for (double& x : want) x = -x;
+        EXPECT_EQ(r.logprobs, want);
+        first.push_back({r.tokens[4]});
+        (void)V;
+    }
+    EXPECT_EQ(first[0], first[1]);  // standard and soft share the prefill
+}
+
+TEST_F(Engine, GreedyIsTheArgmaxAndStopTokensStop) {
+    GenerateConfig g;
+    g.mode = Mode::standard;
+    g.sampling.temperature = 0;
+    g.max_tokens = 5;
+    const Rollout r = generate(model, {{1}}, g)[0];
+    g.stop_token = r.tokens[2];
+    const Rollout stopped = generate(model, {{1}}, g)[0];
+    EXPECT_EQ(stopped.finish, Finish::stop);
+    EXPECT_EQ(stopped.tokens.back(), r.tokens[2]);
+    EXPECT_LE(stopped.tokens.size(), 3u);
+}
+
+TEST_F(Engine, BadPromptsAreErrors) {
+    const GenerateConfig g;
+    for (const auto& prompt :
+         std::vector<std::vector<int32_t>>{{}, {23}, {-1}, random_tokens(60, 23, 1)})
+        EXPECT_THROW(generate(model, {prompt}, g), Error);
+}
+
+TEST_F(Engine, EvaluationEqualsTheObjective) {
+    const Batch batch = random_batch({30, 1, 8}, 23, 3);
+    int given = 0;
+    const auto results = evaluate(
+        model, [&]() { return given++ == 0 ? std::optional(batch) : std::nullopt; }, 5, 1);
+    PassPlan plan;
+    plan.passes = 5;
+    plan.plain.assign(4, {1, 1, 1});
+    Tape tape(false);
+    const Objective o = objective(model, tape, batch, plan, {.keep_states = true});
+    ASSERT_EQ(results.size(), 5u);
+    EXPECT_TRUE(std::isnan(results[0].change));
+    for (int k = 0; k < 5; ++k) {
+        EXPECT_NEAR(results[k].loss, o.pass_loss[k], 1e-12);  // the same terms, another order
+        if (k == 0) continue;
+        double d = 0, n = 0;
+        const auto now = o.states[k].to_double(), before = o.states[k - 1].to_double();
+        const int64_t D = 24;
+        int64_t row = 0;
+        for (int length : {30, 1, 8})
+            for (int t = 0; t < length; ++t, ++row)
+                for (int64_t i = row * D; t >= k + 1 && i < (row + 1) * D; ++i) {
+                    d += (now[i] - before[i]) * (now[i] - before[i]);
+                    n += now[i] * now[i];
+                }
+        EXPECT_NEAR(results[k].change, std::sqrt(d / n), 1e-9);
+        EXPECT_NE(results[k].permuted, results[k].loss);
+        EXPECT_NE(results[k].mean, results[k].loss);
+    }
+}
+
+TEST_F(Engine, DecodeAccuracyCountsTheArgmax) {
+    Batch batch = random_batch({20, 7}, 23, 4);
+    // Targets that are the argmax of the soft recurrence everywhere but at one position.
+    const auto fill = [&](int offset, int length) {
+        const std::vector<int32_t> tokens(batch.tokens.begin() + offset,
+                                          batch.tokens.begin() + offset + length);
+        const Tensor h = decode_known(model, tokens, 1, Mode::soft).hidden;
+        const auto best = tensor::sample(model.logits(h),
+                                         std::vector<kernels::Sampling>(length, {.temperature = 0}),
+                                         std::vector<float>(length, 0));
+        std::copy(best.begin(), best.end(), batch.targets.begin() + offset);
+    };
+    fill(0, 20);
+    fill(20, 7);
+    batch.targets[26] = (batch.targets[26] + 1) % 23;
+    const Accuracy a = decode_accuracy(model, batch, Mode::soft);
+    EXPECT_EQ(a.targets, 27);
+    EXPECT_DOUBLE_EQ(a.all, 26 / 27.0);
+    EXPECT_DOUBLE_EQ(a.last, 0.5);
+}
+
+TrainConfig train_config() {
+    TrainConfig t;
+    t.steps = 12;
+    t.tokens_per_step = 64;
+    t.schedule = PassSchedule::parse("1:1,1:2,1:3");
+    t.warmup = 2;
+    return t;
+}
+
+TEST(Trainer, LearnsAndResumesBitForBit) {
+    Context context("cpu", 2);
+    Config config = small_config();
+    config.vocab_size = 4;
+    const auto folder = std::filesystem::temp_directory_path() / "fbt_trainer_test";
+    std::filesystem::remove_all(folder);
+
+    auto source = model::data::make_task("parity", 16, 1);
+    Model whole(context, config, DType::f32);
+    Trainer a(whole, *source, train_config(), false);
+    std::vector<double> losses;
+    while (!a.done()) losses.push_back(a.advance().total);
+
+    auto again = model::data::make_task("parity", 16, 1);
+    Model half(context, config, DType::f32);
+    Trainer b(half, *again, train_config(), false);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(b.advance().total, losses[i]);
+    b.save(folder, {{"model", to_json(config)}, {"train", nlohmann::json::object()}}, 2);
+
+    auto third = model::data::make_task("parity", 16, 1);
+    Model rest(context, config, DType::f32);
+    Trainer c(rest, *third, train_config(), false);
+    c.load(find_checkpoint(folder));
+    EXPECT_EQ(c.step(), 5);
+    for (int i = 5; i < 12; ++i) EXPECT_EQ(c.advance().total, losses[i]);
+    EXPECT_EQ(weights_hash(rest), weights_hash(whole));
+    EXPECT_NE(weights_hash(half), weights_hash(whole));
+    std::filesystem::remove_all(folder);
+}
+
+TEST(Trainer, ParameterWithoutAPathKeepsEverything) {
+    Context context("cpu", 2);
+    Config config = small_config();
+    config.vocab_size = 4;
+    TrainConfig t = train_config();
+    t.schedule = PassSchedule::parse("1:1");
+    auto source = model::data::make_task("parity", 16, 1);
+    Model model(context, config, DType::f32);
+    Trainer trainer(model, *source, t, false);
+    const auto before = model.parameters().at("feedback.state.weight").weight().value.to_double();
+    const auto other = model.parameters().at("layers.0.attn.q.weight").weight().value.to_double();
+    trainer.advance();
+    EXPECT_EQ(model.parameters().at("feedback.state.weight").weight().value.to_double(), before);
+    EXPECT_NE(model.parameters().at("layers.0.attn.q.weight").weight().value.to_double(), other);
+}
+
+TEST(Trainer, NonFiniteGradientsSkipThenStop) {
+    Context context("cpu", 2);
+    Config config = small_config();
+    config.vocab_size = 4;
+    TrainConfig t = train_config();
+    t.max_skipped = 3;
+    auto source = model::data::make_task("parity", 16, 1);
+    Model model(context, config, DType::f32);
+    Trainer trainer(model, *source, t, false);
+    nn::Parameter& gain = model.parameters().at("final_norm.gain");
+    gain.weight().value.data<float>()[3] = NAN;
+    const std::string hash = weights_hash(model);
+    EXPECT_TRUE(trainer.advance().skipped);
+    EXPECT_TRUE(trainer.advance().skipped);
+    EXPECT_EQ(weights_hash(model), hash);
+    try {
+        trainer.advance();
+        ADD_FAILURE() << "did not stop";
+    } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), tensor::ErrorKind::diverged);
+    }
+}
+
+TEST(MemoryPlan, ChoosesRecomputationByBudget) {
+    Config config;
+    TrainConfig t = train_config();
+    t.tokens_per_step = 4096;
+    const MemoryPlan free = plan_memory(config, t, DType::f32);
+    EXPECT_FALSE(free.recompute);
+    EXPECT_LT(free.recomputed, free.activations / 2);
+    t.memory_budget = free.parameters + free.activations - 1;
+    EXPECT_TRUE(plan_memory(config, t, DType::f32).recompute);
+    t.memory_budget = free.parameters;
+    EXPECT_THROW(plan_memory(config, t, DType::f32), Error);
+}
+
+// The plan is what a step really takes, within a quarter.
+TEST(MemoryPlan, IsNearTheTruth) {
+    for (bool recompute : {false, true}) {
+        Context context("cpu", 2);
+        Config config;
+        config.vocab_size = 4;
+        TrainConfig t = train_config();
+        t.tokens_per_step = 2048;
+        t.schedule = PassSchedule::parse("1:3");
+        t.mixin = false;
+        auto source = model::data::make_task("parity", 128, 1);
+        Model model(context, config, DType::f32);
+        Trainer trainer(model, *source, t, recompute);
+        trainer.advance();
+        const MemoryPlan plan = plan_memory(config, t, DType::f32);
+        const double planned =
+            double(plan.parameters + (recompute ? plan.recomputed : plan.activations));
+        EXPECT_NEAR(double(context.arena()->peak()) / planned, 1, 0.25) << recompute;
+    }
+}
+
+}  // namespace
+}  // namespace fbt::tests

@@ -1,0 +1,90 @@
+// What the tests of emulated kernels share: arrays on the device, and the schedules to run under.
+#pragma once
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/types.h"
+#include "tests/simt/emu.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define FBT_TEST_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define FBT_TEST_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define FBT_TEST_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define FBT_TEST_TSAN 1
+#endif
+#endif
+#ifndef FBT_TEST_ASAN
+#define FBT_TEST_ASAN 0
+#endif
+#ifndef FBT_TEST_TSAN
+#define FBT_TEST_TSAN 0
+#endif
+
+namespace fbt::tests {
+
+// An allocation of its own, so that AddressSanitizer sees its ends.
+template <class T>
+class DeviceArray {
+  public:
+    // Unwritten: all ones, NaN in float.
+    explicit DeviceArray(size_t size) : size_(size) {
+        void* memory = nullptr;
+        if (cudaMalloc(&memory, size * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
+        data_ = static_cast<T*>(memory);
+    }
+    explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
+        copy(data_, host.data(), cudaMemcpyHostToDevice);
+    }
+    DeviceArray(const DeviceArray&) = delete;
+    ~DeviceArray() { cudaFree(data_); }
+
+    T* data() { return data_; }
+    std::vector<T> host() const {
+        std::vector<T> values(size_);
+        copy(values.data(), data_, cudaMemcpyDeviceToHost);
+        return values;
+    }
+
+  private:
+    void copy(T* to, const T* from, cudaMemcpyKind kind) const {
+        if (cudaMemcpyAsync(to, from, size_ * sizeof(T), kind, nullptr) != cudaSuccess ||
+            cudaStreamSynchronize(nullptr) != cudaSuccess)
+            throw std::bad_alloc();
+    }
+    T* data_;
+    size_t size_;
+};
+
+inline const simt::Schedule kSchedules[] = {{simt::Order::forward, 1},
+                                            {simt::Order::reverse, 1},
+                                            {simt::Order::lifo, 1},
+                                            {simt::Order::random, 1},
+                                            {simt::Order::random, 2}};
+
+inline std::string schedule_name(const testing::TestParamInfo<simt::Schedule>& info) {
+    const char* names[] = {"forward", "reverse", "lifo", "random"};
+    std::string name = names[int(info.param.order)];
+    if (info.param.order == simt::Order::random) name += std::to_string(info.param.seed);
+    return name;
+}
+
+// A test that runs under each of them.
+class ScheduleTest : public testing::TestWithParam<simt::Schedule> {
+  protected:
+    void SetUp() override { simt::set_schedule(GetParam()); }
+    void TearDown() override { simt::set_schedule({}); }
+};
+
+inline testing::AssertionResult ok(kernels::Status status) {
+    if (status.ok()) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << status.message;
+}
+
+}  // namespace fbt::tests

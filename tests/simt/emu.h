@@ -1,0 +1,201 @@
+// CUDA on a CPU: the device side. A kernel compiles unchanged against this header (through
+// kernels/gpu.h); every CUDA thread becomes a fiber, blocks run one after another. nvcc never sees
+// this file. What the emulation checks and what it cannot see is listed in README.md.
+#pragma once
+#include <cuda_runtime_api.h>  // types and declarations; cuda_runtime.cpp defines the functions
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+namespace fbt::simt {
+
+// In which order fibers run. A correct kernel gives the same bits under all of them.
+enum class Order {
+    forward,  // threads and blocks by index
+    reverse,  // backwards
+    lifo,     // who became ready last runs first: one warp gets as far ahead as barriers allow
+    random    // drawn with `seed`
+};
+struct Schedule {
+    Order order = Order::forward;
+    uint64_t seed = 1;
+};
+void set_schedule(Schedule schedule);
+
+// What went wrong in the last failed launch: source line, block, thread, reason. Empty at start.
+const char* last_error();
+
+// The place in a kernel where a barrier or warp operation stands.
+struct Where {
+    const char* file;
+    int line;
+    static constexpr Where current(const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+        return {file, line};
+    }
+};
+
+extern int lane;  // of the running thread in its warp
+
+// Waits for the whole block; returns how many threads passed a true predicate. All threads must
+// wait at the same line, and a thread that has exited counts as one that never comes.
+int block_barrier(bool predicate, const char* op, Where where);
+
+// Meets the lanes in `mask` and orders memory among them.
+void warp_barrier(unsigned mask, Where where);
+
+// Meets the lanes in `mask`; each gives its payload and gets the payload of lane `source`. Orders
+// no memory: on hardware a shuffle does not either, so the race checker must not think it does.
+struct Payload {
+    alignas(16) unsigned char bytes[16];
+};
+void exchange(unsigned mask, Payload& payload, int source, const char* op, Where where);
+unsigned ballot(unsigned mask, bool predicate, const char* op, Where where);
+
+// Shared memory of one declaration, filled with 0xff (NaN) when a block first comes to it. The
+// bytes around it are poisoned for AddressSanitizer.
+struct SharedSlot {
+    uint64_t block = 0;  // serial number of the block that `memory` belongs to
+    void* memory = nullptr;
+};
+void* shared_memory(SharedSlot& slot, size_t bytes);
+void* dynamic_shared_memory();
+
+// Tag is a lambda's type, hence another one, and another slot, for every declaration.
+template <class T, class Tag>
+T& shared_variable(Tag) {
+    static SharedSlot slot;
+    return *static_cast<T*>(shared_memory(slot, sizeof(T)));
+}
+
+// Lets `kernel` be launched with so much dynamic shared memory: more than 48 KB is an opt-in.
+cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
+
+// Keeps an error for cudaGetLastError, and returns it.
+cudaError_t keep_error(cudaError_t error);
+
+// Runs body(arguments) in every thread of the grid, on the calling host thread.
+cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared,
+                     void (*body)(void*), void* arguments);
+
+template <class T>
+T shuffle(unsigned mask, T value, int source, const char* op, Where where) {
+    static_assert(sizeof(T) <= sizeof(Payload) && std::is_trivially_copyable_v<T>);
+    Payload payload{};
+    std::memcpy(payload.bytes, &value, sizeof(T));
+    exchange(mask, payload, source, op, where);
+    std::memcpy(&value, payload.bytes, sizeof(T));
+    return value;
+}
+
+}  // namespace fbt::simt
+
+// ---- CUDA's spellings ----
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __launch_bounds__
+#undef __forceinline__
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static_assert(false, "write SHARED(type, name)");
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+
+#define SHARED(type, name) type& name = ::fbt::simt::shared_variable<type>([] {})
+#define DYNAMIC_SHARED(type, name) \
+    type* const name = static_cast<type*>(::fbt::simt::dynamic_shared_memory())
+
+// Of the running thread: the scheduler sets them at every switch. (Not macros, because
+// cudaLaunchConfig_t has members of the same names.)
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+#define FBT_SIMT_WHERE ::fbt::simt::Where where = ::fbt::simt::Where::current()
+
+inline void __syncthreads(FBT_SIMT_WHERE) {
+    ::fbt::simt::block_barrier(false, "__syncthreads", where);
+}
+inline int __syncthreads_count(int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::block_barrier(predicate != 0, "__syncthreads_count", where);
+}
+inline int __syncthreads_or(int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::block_barrier(predicate != 0, "__syncthreads_or", where) > 0;
+}
+inline int __syncthreads_and(int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::block_barrier(predicate == 0, "__syncthreads_and", where) == 0;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, FBT_SIMT_WHERE) {
+    ::fbt::simt::warp_barrier(mask, where);
+}
+
+// Shuffles work in groups of `width` neighbouring lanes. A source beyond the group is one's own
+// lane; __shfl_sync wraps around instead, and __shfl_xor_sync may read an earlier group.
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, FBT_SIMT_WHERE) {
+    const int group = ::fbt::simt::lane & ~(width - 1);
+    return ::fbt::simt::shuffle(mask, value, group | (source & (width - 1)), "__shfl_sync", where);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, FBT_SIMT_WHERE) {
+    const int me = ::fbt::simt::lane, other = me ^ flip;
+    const bool later = other >= (me & ~(width - 1)) + width;
+    return ::fbt::simt::shuffle(mask, value, later ? me : other, "__shfl_xor_sync", where);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, FBT_SIMT_WHERE) {
+    const int me = ::fbt::simt::lane, other = me + int(distance);
+    const bool outside = other >= (me & ~(width - 1)) + width;
+    return ::fbt::simt::shuffle(mask, value, outside ? me : other, "__shfl_down_sync", where);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, FBT_SIMT_WHERE) {
+    const int me = ::fbt::simt::lane, other = me - int(distance);
+    const bool outside = other < (me & ~(width - 1));
+    return ::fbt::simt::shuffle(mask, value, outside ? me : other, "__shfl_up_sync", where);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::ballot(mask, predicate != 0, "__ballot_sync", where);
+}
+inline int __any_sync(unsigned mask, int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::ballot(mask, predicate != 0, "__any_sync", where) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, FBT_SIMT_WHERE) {
+    return ::fbt::simt::ballot(mask, predicate == 0, "__all_sync", where) == 0;
+}
+
+// CUDA's own functions that C++ lacks. Others are spelled std:: in kernels.
+inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+template <class T, class U>
+constexpr std::common_type_t<T, U> min(T a, U b) {
+    return a < b ? a : b;
+}
+template <class T, class U>
+constexpr std::common_type_t<T, U> max(T a, U b) {
+    return a > b ? a : b;
+}
+
+// As in cuda_runtime.h. Each thread gets its own copy of the arguments.
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+    struct Call {
+        void (*kernel)(Parameters...);
+        std::tuple<Parameters...> arguments;
+    } call{kernel, {std::forward<Arguments>(arguments)...}};
+    return ::fbt::simt::run_grid(
+        reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
+        config->dynamicSmemBytes,
+        [](void* p) {
+            const Call& c = *static_cast<const Call*>(p);
+            std::apply(c.kernel, c.arguments);
+        },
+        &call);
+}
