@@ -51,7 +51,7 @@ void Console::warn(const std::string& text) { write(stderr, "fbt: " + text + "\n
 
 void Console::result(const nlohmann::json& document) {
     if (!json_) return;
-    write(stdout, document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write(stdout, document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 std::string Console::paint(Colour colour, const std::string& text) const {

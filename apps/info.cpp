@@ -53,14 +53,13 @@ struct Info {
         const BuildFacts facts = build_facts();
         std::vector<std::string> presets;
         for (const auto& [name, text] : embedded_presets()) presets.push_back(name);
-        Table table({"fbt", facts.version});
-        table.row({"devices", joined(tensor::device_names())});
-        table.row({"threads", std::to_string(context.threads())});
-        table.row({"CPU kernels use", joined(cpu_features())});
-        table.row({"built by", facts.compiler + ", " + facts.type + ", -march=" + facts.arch});
-        if (!facts.sanitizers.empty()) table.row({"sanitizers", facts.sanitizers});
-        table.row({"presets", joined(presets)});
-        console.print(table.text());
+        console.line("fbt " + facts.version);
+        console.line("devices    " + joined(tensor::device_names()));
+        console.line("threads    " + std::to_string(context.threads()));
+        console.line("cpu uses   " + joined(cpu_features()));
+        console.line("built by   " + facts.compiler + ", " + facts.type + ", -march=" + facts.arch);
+        if (!facts.sanitizers.empty()) console.line("sanitizers " + facts.sanitizers);
+        console.line("presets    " + joined(presets));
         console.result({{"version", facts.version},
                         {"devices", tensor::device_names()},
                         {"threads", context.threads()},

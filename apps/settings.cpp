@@ -97,6 +97,14 @@ json value_of(const std::string& text, const bool*) {
 json value_of(const std::string& text, const std::string*) { return text; }
 json value_of(const std::string& text, const Fusion*) { return text; }
 
+const char* type_name(const Slot& slot) {
+    if (std::holds_alternative<bool*>(slot)) return "true|false";
+    if (std::holds_alternative<double*>(slot)) return "NUMBER";
+    if (std::holds_alternative<std::string*>(slot)) return "TEXT";
+    if (std::holds_alternative<Fusion*>(slot)) return "NAME";
+    return "INTEGER";
+}
+
 }  // namespace
 
 std::string Setting::flag() const {
@@ -133,29 +141,27 @@ Setting& Settings::add(const std::string& key, Slot slot, const std::string& hel
 void Settings::bind(CLI::App& app) {
     for (const Setting& setting : all_) {
         if (setting.derived) continue;
+        CLI::Option* option = nullptr;
         if (setting.is_flag_alone()) {
-            app.add_flag_function(
+            option = app.add_flag_function(
                 setting.flag(), [this, &setting](int64_t) { texts_[setting.key] = "true"; },
                 setting.help);
-            continue;
+        } else {
+            option = app.add_option(
+                setting.flag(),
+                [this, &setting](const CLI::results_t& texts) {
+                    texts_[setting.key] = texts.at(0);
+                    return true;
+                },
+                setting.help);
+            option->type_name(type_name(setting.slot));
+            const json value = setting.value();
+            if (value != "")
+                option->default_str(value.is_string() ? value.get<std::string>() : value.dump());
         }
-        CLI::Option* option = app.add_option(
-            setting.flag(),
-            [this, &setting](const CLI::results_t& texts) {
-                texts_[setting.key] = texts.at(0);
-                return true;
-            },
-            setting.help);
-        option->type_name(std::holds_alternative<bool*>(setting.slot)          ? "true|false"
-                          : std::holds_alternative<double*>(setting.slot)      ? "NUMBER"
-                          : std::holds_alternative<std::string*>(setting.slot) ? "TEXT"
-                          : std::holds_alternative<Fusion*>(setting.slot)      ? "NAME"
-                                                                               : "INTEGER");
-        const json value = setting.value();
-        if (!value.is_string())
-            option->default_str(value.dump());
-        else if (!value.get<std::string>().empty())
-            option->default_str(value.get<std::string>());
+        option->group(setting.section == "model"   ? "Model"
+                      : setting.section == "train" ? "Training"
+                                                   : "Options");
     }
 }
 

@@ -125,7 +125,7 @@ std::string read_file(const std::string& path) {
 void write_file_durably(const std::string& path, std::span<const std::byte> bytes) {
     const std::filesystem::path whole(path);
     const std::string temporary =
-        (whole.parent_path() / ("." + whole.filename().string() + ".tmp")).string();
+        (whole.parent_path() / std::string(".").append(whole.filename()).append(".tmp")).string();
     OutputFile file(temporary);
     file.write(bytes);
     file.finish();

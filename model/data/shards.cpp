@@ -353,7 +353,8 @@ Meta build_dataset(const BuildOptions& options) {
                                           " tokens cannot be; expected at least 1");
     const fs::path out = free_folder(options.out);
     const auto tokenizer = tokenizer_for(options);
-    const TemporaryFolder folder(out.parent_path() / ("." + out.filename().string() + ".partial"));
+    const TemporaryFolder folder(out.parent_path() /
+                                 std::string(".").append(out.filename()).append(".partial"));
 
     Meta meta;
     meta.vocab_size = tokenizer->vocab_size();

@@ -112,13 +112,13 @@ class SentencePieceTokenizer : public Tokenizer {
             if (processor_.IsByte(id)) {
                 unsigned byte = 256;
                 if (std::sscanf(processor_.IdToPiece(id).c_str(), "<0x%2X>", &byte) == 1) {
-                    piece = std::string(1, char(byte));
+                    piece.assign(1, char(byte));
                     bytes_[byte] = id;
                 }
             } else if (!processor_.IsControl(id) && !processor_.IsUnknown(id)) {
                 piece = processor_.IdToPiece(id);
                 for (size_t at; (at = piece.find(kSpaceMark)) != std::string::npos;)
-                    piece.replace(at, kSpaceMark.size(), " ");
+                    piece.replace(at, kSpaceMark.size(), 1, ' ');
             }
             pieces_.push_back(piece);
         }

@@ -254,18 +254,16 @@ struct Tolerance {
     double p_error() const {
         return std::expm1(score + 2 * u * (2 * p.scale * q * k + std::log(keys)) + 3 * u);
     }
-    // A term of dv, dk or dq is p <= 1 times a factor: the sum of n of them.
-    double sum(double terms, double factor) const {
-        return terms * factor * (p_error() + gamma<T>(terms + 3 * p.C + 6));
+    // Rounding of sum_i p_i f_i over n terms, with sum_i p_i <= weights and |f_i| <= factor, f
+    // itself a dot product of C elements, or the difference of two, and a few factors.
+    double sum(double n, double weights, double factor) const {
+        return weights * factor * (p_error() + gamma<T>(n + 3 * p.C + 6));
     }
-    double ds() const { return 2 * dout * v; }  // |dout.v| + |dout.o|, o a mean of v
-    double dv() const { return sum(rows(), max_abs(p.dout)); }
-    double dk() const { return sum(rows(), p.scale * ds() * max_abs(p.q)); }
-    double dq() const { return sum(1, p.scale * ds() * max_abs(p.k)) * keys_factor(); }
-    double rows() const { return keys * p.H / p.G; }
-    // The weights of a row add up to 1, so its sum over keys has the size of one term and the
-    // roundings of `keys`.
-    double keys_factor() const { return 1 + gamma<T>(keys) / (p_error() + gamma<T>(1)); }
+    double rows() const { return keys * p.H / p.G; }  // that see one key, at p <= 1 each
+    double ds() const { return 2 * dout * v; }        // |dout.v| + |dout.o|, o a mean of v
+    double dv() const { return sum(rows(), rows(), max_abs(p.dout)); }
+    double dk() const { return sum(rows(), rows(), p.scale * ds() * max_abs(p.q)); }
+    double dq() const { return sum(keys, 1, p.scale * ds() * max_abs(p.k)); }
 };
 
 const Problem<double> kProblems[] = {

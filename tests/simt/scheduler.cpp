@@ -96,7 +96,7 @@ void make_ready(Thread& thread) {
     ready_at(ready_count++) = uint16_t(&thread - threads);
 }
 
-// Makes the members of `mask` ready (all where null) among threads [begin, begin + count).
+// Makes threads of [begin, begin + count) ready: the members of `mask`, or all.
 void make_ready(unsigned begin, unsigned count, unsigned mask, bool all) {
     for (unsigned i = 0; i < count; ++i) {
         const unsigned member = schedule.order == Order::reverse ? count - 1 - i : i;
