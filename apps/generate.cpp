@@ -1,8 +1,8 @@
 // fbt generate: prompts in, text on stdout as it comes, rollouts into files.
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <memory>
-#include <optional>
 
 #include "apps/command.h"
 #include "apps/rollouts.h"
@@ -15,6 +15,7 @@ namespace fbt::apps {
 namespace {
 
 namespace engine = model::engine;
+namespace fs = std::filesystem;
 using engine::Rollout;
 using nlohmann::json;
 using tensor::Error;
@@ -156,6 +157,10 @@ int Generate::run() {
     if (!out_.empty() && !out_.ends_with(".jsonl"))
         throw Error(ErrorKind::usage, "--out is " + tensor::in_quotes(out_) +
                                           ", needed a name that ends with .jsonl");
+    const fs::path folder = fs::path(out_).parent_path();
+    if (!folder.empty() && !fs::is_directory(folder))  // said before the work, not after it
+        throw Error(ErrorKind::environment,
+                    "cannot write " + out_ + ": there is no folder " + folder.string());
     const tensor::DType dtype = machine_.checked_dtype();
     const std::vector<std::string> texts = prompt_texts();
     engine::GenerateConfig config;

@@ -1,6 +1,7 @@
 // The program `fbt`: chooses the subcommand and turns every failure into one line and an exit code.
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "apps/command.h"
 #include "apps/embedded.h"
+#include "tensor/file.h"
 
 namespace fbt::apps {
 namespace {
@@ -42,6 +44,15 @@ int run(int argc, char** argv) {
          {add_train, add_generate, add_replay, add_eval, add_data, add_audit, add_info}) {
         Run todo = add(app);
         commands.emplace_back(app.get_subcommands({}).back(), std::move(todo));
+    }
+    if (argc > 1 && argv[1][0] != '-' &&
+        std::none_of(commands.begin(), commands.end(),
+                     [&](const auto& c) { return c.first->get_name() == argv[1]; })) {
+        std::string names;
+        for (const auto& [command, todo] : commands)
+            names += (names.empty() ? "" : ", ") + command->get_name();
+        return fail(kUsage,
+                    "unknown subcommand " + tensor::in_quotes(argv[1]) + "; there are " + names);
     }
     try {
         app.parse(argc, argv);

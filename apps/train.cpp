@@ -335,6 +335,10 @@ int Train::run() {
         trainer.save(out_, settings_.to_json(), keep_last_);
     };
 
+    // A data folder may have no validation split; that is no reason to lose a training at its end.
+    const bool can_evaluate = corpus.validation(length_, train_.seed, 1, length_)().has_value();
+    if (!can_evaluate) console.warn("the data has no validation sequences: no evaluations");
+
     double mean_ms = 0;  // of the recent steps, for the time that is left
     int64_t saved = newest ? start : -1;
     while (trainer.step() < end && !stop.requested()) {
@@ -344,7 +348,7 @@ int Train::run() {
         metrics.append(result["last"]);
         if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
             console.line(line(console, report, mean_ms));
-        if (is_due(eval_every_, report.step)) {
+        if (can_evaluate && is_due(eval_every_, report.step)) {
             result["validation"] = evaluate(console, model, corpus, report.step);
             metrics.append(result["validation"]);
         }

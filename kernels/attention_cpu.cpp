@@ -14,8 +14,14 @@ namespace fbt::kernels::cpu {
 namespace {
 
 constexpr int kMaxC = 256;
-constexpr int kRows = 64;                // rows of a tile
-constexpr int kStep = 8;                 // rows that `product` handles at once
+constexpr int kRows = 64;  // rows of a tile
+constexpr int kStep = 8;   // rows that `product` handles at once
+// Rows and panels of 16 columns whose sums are in registers at once.
+#if defined(__AVX512F__)
+constexpr int kTileRows = kStep, kTilePanels = 2;
+#else
+constexpr int kTileRows = kStep / 2, kTilePanels = 1;
+#endif
 constexpr int kStride = kMaxC + kLanes;  // between rows of a copied tile: no power of two, which
                                          // would crowd a few sets of the L1 cache
 
@@ -34,23 +40,35 @@ Status check(int H, int G, int C, int window) {
 // The first position that position t sees.
 int first_visible(int t, int window) { return window > 0 ? std::max(0, t - window + 1) : 0; }
 
-// out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k] * b[k,c]  for kStep rows and `panels` panels of 16
-// columns; operands as in `multiply`.
+// out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k] * b[k,c]  for R rows by P panels of 16 columns;
+// operands as in `multiply`.
+template <int64_t kRow, int64_t kColumn, int R, int P>
+void product_tile(float* out, int64_t stride, const float* a, const float* b, int64_t step,
+                  int64_t panel, int K, bool add) {
+    Vec sum[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p)
+            sum[r][p] = add ? load(out + r * stride + p * kLanes) : splat(0.f);
+    multiply(sum, a, kRow, kColumn, b, step, panel, K);
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) store(out + r * stride + p * kLanes, sum[r][p]);
+}
+
+// The same for kStep rows and `panels` panels.
 template <int64_t kRow, int64_t kColumn>
 void product(float* out, int64_t stride, int panels, const float* a, const float* b, int64_t step,
              int64_t panel, int K, bool add) {
-    const auto tile = [&]<int P>(int p0) {
-        Vec sum[kStep][P];
-        for (int r = 0; r < kStep; ++r)
-            for (int p = 0; p < P; ++p)
-                sum[r][p] = add ? load(out + r * stride + (p0 + p) * kLanes) : splat(0.f);
-        multiply<kRow, kColumn>(sum, a, b + p0 * panel, step, panel, K);
-        for (int r = 0; r < kStep; ++r)
-            for (int p = 0; p < P; ++p) store(out + r * stride + (p0 + p) * kLanes, sum[r][p]);
-    };
-    int p = 0;
-    for (; p + 2 <= panels; p += 2) tile.template operator()<2>(p);
-    if (p < panels) tile.template operator()<1>(p);
+    for (int r = 0; r < kStep; r += kTileRows) {
+        float* to = out + r * stride;
+        const float* from = a + r * kRow;
+        int p = 0;
+        for (; p + kTilePanels <= panels; p += kTilePanels)
+            product_tile<kRow, kColumn, kTileRows, kTilePanels>(to + p * kLanes, stride, from,
+                                                                b + p * panel, step, panel, K, add);
+        if (p < panels)
+            product_tile<kRow, kColumn, kTileRows, 1>(to + p * kLanes, stride, from, b + p * panel,
+                                                      step, panel, K, add);
+    }
 }
 
 // The same for one row of `out`, to which it adds.

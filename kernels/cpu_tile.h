@@ -91,17 +91,18 @@ static inline void store_first(float* p, Vec a, int64_t count) {
 
 // sum[r][p] += sum_k a[r,k] * b[k,p,0..15], one chain of fused multiply-adds, k ascending: the same
 // bits whatever R and P are, and however the range of k is cut into calls.
-// a[r,k] lies at a[r*kRow + k*kColumn]: constants, so that the compiler keeps one pointer instead
-// of one a row. b[k,p] lies at b[k*step + p*panel].
-template <int64_t kRow, int64_t kColumn, int R, int P>
-static inline void multiply(Vec (&sum)[R][P], const float* a, const float* b, int64_t step,
-                            int64_t panel, int64_t K) {
+// a[r,k] lies at a[r*row + k*column], b[k,p] at b[k*step + p*panel]. Always inlined, so that
+// distances that the caller knows cost no register.
+template <int R, int P>
+[[gnu::always_inline]] static inline void multiply(Vec (&sum)[R][P], const float* a, int64_t row,
+                                                   int64_t column, const float* b, int64_t step,
+                                                   int64_t panel, int64_t K) {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < K; ++k) {
         Vec v[P];
         for (int p = 0; p < P; ++p) v[p] = load(b + k * step + p * panel);
         for (int r = 0; r < R; ++r) {
-            const Vec u = splat(a[r * kRow + k * kColumn]);
+            const Vec u = splat(a[r * row + k * column]);
             for (int p = 0; p < P; ++p) sum[r][p] = fma(u, v[p], sum[r][p]);
         }
     }

@@ -144,11 +144,9 @@ class SentencePieceTokenizer : public Tokenizer {
         const auto add_characters = [&](std::string_view run) {
             std::vector<int> found;
             const auto status = processor_.Encode({run.data(), run.size()}, &found);
-            // Whatever a model does to a run, its bytes are kept.
-            if (status.ok() && decode(found) == run)
-                ids.insert(ids.end(), found.begin(), found.end());
-            else
-                add_bytes(run);
+            if (!status.ok())
+                throw Error(ErrorKind::internal, "SentencePiece refuses " + tensor::in_quotes(run));
+            ids.insert(ids.end(), found.begin(), found.end());
         };
         each_run(text, add_characters, add_bytes);
         return ids;
@@ -224,7 +222,6 @@ std::unique_ptr<Tokenizer> train_sentencepiece(
     });
     if (lines.empty()) refuse("the input has no text");
 
-    sp::SetRandomGeneratorSeed(0);
     Lines iterator(std::move(lines));
     std::string model;
     const auto status =

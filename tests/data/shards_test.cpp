@@ -133,10 +133,13 @@ TEST(Dataset, HoldsEveryByteOfTheText) {
 
 TEST(Dataset, LargeTextsAreEncodedInChunksWithoutATrace) {
     const TemporaryFolder folder;
-    std::string text;  // above the chunk's 4 MiB, with a line that is longer than a chunk
+    std::string text;  // above the chunk's 4 MiB, then a line that is longer than a chunk
     for (int i = 0; text.size() < (5u << 20); ++i)
-        text += "line " + std::to_string(i) + (i % 7 ? "\n" : "\n\n\n");
-    while (text.size() < (11u << 20)) text += "\xc3\xa9\xe2\x82\xac";
+        text += "line line line line " + std::to_string(i) + (i % 7 ? "\n" : "\n\n\n");
+    while (text.substr((4u << 20) - 2, 4) != "line")
+        text.insert(text.begin(), 'x');  // a token to be cut
+    const size_t lines_size = text.size();
+    while (text.size() < (10u << 20)) text += "\xc3\xa9\xe2\x82\xac";
     put(folder / "a.txt", text);
     put(folder / "small.txt", text.substr(0, 10'000));
     build_dataset({{folder / "small.txt"}, "sentencepiece:300", folder / "small"});
@@ -149,6 +152,10 @@ TEST(Dataset, LargeTextsAreEncodedInChunksWithoutATrace) {
                   text);
         EXPECT_EQ(data.meta().documents, 1);
         EXPECT_EQ(data.train().documents(), std::vector<int64_t>{0});
+        const auto want = data.tokenizer().encode(text.substr(0, lines_size));
+        std::vector<int32_t> got(want.size());
+        data.train().copy(1, int64_t(got.size()), got.data());
+        EXPECT_EQ(got, want);
     }
 }
 

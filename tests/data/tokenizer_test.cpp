@@ -1,5 +1,8 @@
 #include "model/data/tokenizer.h"
 
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
 #include <random>
 
 #include "tensor/file.h"
@@ -23,7 +26,7 @@ std::string generated_text(int sentences, unsigned seed) {
             const int length = 1 + int(random() % 3);
             for (int i = 0; i < length; ++i) out += syllables[random() % 8];
         }
-        out += s % 5 == 4 ? ".\n\n" : s % 7 == 6 ? "?\n\t" : ". ";
+        out += s % 5 == 4 ? ".\n\n" : s % 3 == 2 ? "?\n- " : s % 7 == 6 ? "!\n\t" : ". ";
     }
     return out;
 }
@@ -118,14 +121,17 @@ TEST(Tokenizer, SentencePieceTrainsAndLosesNothing) {
     const std::string text = generated_text(50, 4);  // not what it was trained on
     EXPECT_LT(tokenizer->encode(text).size() * 2, text.size());
     expect_lossless_on_everything(*tokenizer);
+    // The mark for spaces, as text, costs its three bytes and nothing around it.
+    EXPECT_EQ(tokenizer->encode("the \xe2\x96\x81 the").size(),
+              tokenizer->encode("the ").size() + 3 + tokenizer->encode(" the").size());
     // No space is added in front: the first token of a text is that of its first word.
     EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{tokenizer->encode("the").at(0)})[0], 't');
 }
 
 TEST(Tokenizer, EncodingLineByLineIsEncodingTheWhole) {
     const auto tokenizer = trained(401);
-    const std::string lines[] = {generated_text(3, 5) + "\n", " next \xc3\xa9\n\n\n", "\xff last\n",
-                                 "\tend"};
+    const std::string lines[] = {generated_text(3, 5) + "\n", "- next \xc3\xa9\n\n\n",
+                                 "\xff last\n", "- end"};
     std::string whole;
     std::vector<int32_t> ids;
     for (const std::string& line : lines) {
@@ -151,6 +157,43 @@ TEST(Tokenizer, SavedModelIsTheSameModel) {
     const std::string bytes = get(folder / spec);
     trained(333)->save(folder.path());
     EXPECT_EQ(get(folder / spec), bytes);
+}
+
+// A model that was trained to normalise, to add a space in front and to drop others.
+TEST(Tokenizer, ForeignModelsLoseNothingEither) {
+    const TemporaryFolder folder;
+    put(folder / "text", generated_text(400, 1));
+    for (const char* type : {"unigram", "bpe"}) {
+        ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train({{"input", folder / "text"},
+                                                                {"model_prefix", folder / type},
+                                                                {"model_type", type},
+                                                                {"vocab_size", "350"},
+                                                                {"byte_fallback", "true"},
+                                                                {"minloglevel", "2"}})
+                        .ok());
+        expect_lossless_on_everything(*make_tokenizer(folder / type + ".model"));
+    }
+    ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train({{"input", folder / "text"},
+                                                            {"model_prefix", folder / "none"},
+                                                            {"vocab_size", "60"},
+                                                            {"minloglevel", "2"}})
+                    .ok());
+    EXPECT_TRUE(throws(ErrorKind::bad_file, {"none.model", "byte_fallback"},
+                       [&] { make_tokenizer(folder / "none.model"); }));
+}
+
+// Our models mean the same to every other program that uses the library.
+TEST(Tokenizer, SentencePieceItselfGivesTheSameTokens) {
+    const TemporaryFolder folder;
+    const auto tokenizer = trained(401);
+    tokenizer->save(folder.path());
+    sentencepiece::SentencePieceProcessor processor;
+    ASSERT_TRUE(processor.Load(folder / "tokenizer.model").ok());
+    for (const std::string text : {"the  mustel\n", " kori", "b\xc3\xa9"}) {
+        const auto ids = processor.EncodeAsIds(text);
+        EXPECT_EQ(tokenizer->encode(text), ids);
+        EXPECT_EQ(processor.DecodeIds(ids), text);
+    }
 }
 
 TEST(Tokenizer, BadSpecsAndModels) {

@@ -1,6 +1,8 @@
 // matmul: the loops against the formula, the cpu kernel against the loops, and the row rule.
 #include "kernels/matmul.h"
 
+#include "kernels/matmul_chain.h"
+#include "kernels/matmul_onednn.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace fbt::tests {
@@ -43,11 +45,30 @@ std::vector<T> product(const std::vector<T>& x, const std::vector<T>& w, Shape s
     return y;
 }
 
-std::vector<float> pack(const std::vector<float>& w, int64_t N, int64_t K, bool transposed) {
-    std::vector<float> packed(size_t(cpu::matmul_packed_size<float>(N, K)), NAN);
-    EXPECT_TRUE(ok(cpu::matmul_pack(packed.data(), w.data(), N, K, transposed, kTwoThreads)));
-    return packed;
-}
+// What matmul.h offers, and the chain behind it, which oneDNN would otherwise hide.
+struct Implementation {
+    const char* name;
+    int64_t (*packed_size)(int64_t, int64_t);
+    Status (*pack)(float*, const float*, int64_t, int64_t, bool, Stream);
+    Status (*forward)(float*, const float*, const float*, int64_t, int64_t, int64_t, Stream);
+};
+
+class MatmulForward : public testing::TestWithParam<Implementation> {
+  protected:
+    std::vector<float> pack(const std::vector<float>& w, int64_t N, int64_t K, bool transposed) {
+        std::vector<float> packed(size_t(GetParam().packed_size(N, K)), NAN);
+        EXPECT_TRUE(ok(GetParam().pack(packed.data(), w.data(), N, K, transposed, kTwoThreads)));
+        return packed;
+    }
+};
+
+INSTANTIATE_TEST_SUITE_P(Cpu, MatmulForward,
+                         testing::Values(Implementation{"matmul", cpu::matmul_packed_size<float>,
+                                                        cpu::matmul_pack<float>,
+                                                        cpu::matmul_forward<float>},
+                                         Implementation{"chain", cpu::chain_packed_size,
+                                                        cpu::chain_pack, cpu::chain_forward}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Matmul, RefIsTheFormula) {
     // x = [1 2; 3 4; 5 6], w = [1 0; 2 -1]:  x w^T and x w by hand
@@ -72,7 +93,7 @@ TEST(Matmul, RefGradientIsTheSlope) {
         EXPECT_NEAR(dw[i] - 0.5, slope(F, w[i]), slope_tolerance(size, double(M * N + K)));
 }
 
-TEST(Matmul, CpuForwardMatchesRef) {
+TEST_P(MatmulForward, MatchesRef) {
     for (const auto [M, N, K] : kShapes)
         for (const bool transposed : {false, true}) {
             SCOPED_TRACE(testing::Message() << M << " " << N << " " << K << " " << transposed);
@@ -86,7 +107,7 @@ TEST(Matmul, CpuForwardMatchesRef) {
             const auto xf = cast<float>(x);
             std::vector<float> y(size_t(M * N) + 1, 7.f);
             EXPECT_TRUE(
-                ok(cpu::matmul_forward(y.data(), xf.data(), packed.data(), M, N, K, kTwoThreads)));
+                ok(GetParam().forward(y.data(), xf.data(), packed.data(), M, N, K, kTwoThreads)));
             EXPECT_EQ(y.back(), 7.f);
             y.pop_back();
             EXPECT_TRUE(close_over(y, product(x, w, {M, N, K}),
@@ -120,7 +141,7 @@ TEST(Matmul, CpuGradientMatchesRefAndThreadsDoNotMatter) {
 }
 
 // The row rule: a row of y has the same bits in every call, whatever rows stand beside it.
-TEST(Matmul, RowsHaveTheSameBitsInEveryCall) {
+TEST_P(MatmulForward, RowsHaveTheSameBitsInEveryCall) {
     const int64_t rows = 1601;
     const Shape shapes[] = {{0, 1, 1},    {0, 37, 3},    {0, 64, 64},  {0, 130, 31},
                             {0, 3, 1601}, {0, 352, 128}, {0, 17, 600}, {0, 256, 257}};
@@ -131,14 +152,14 @@ TEST(Matmul, RowsHaveTheSameBitsInEveryCall) {
         const auto packed = pack(normal<float>(size_t(N * K), 10), N, K, false);
         std::vector<float> whole(size_t(rows * N));
         EXPECT_TRUE(
-            ok(cpu::matmul_forward(whole.data(), x.data(), packed.data(), rows, N, K, kOneThread)));
+            ok(GetParam().forward(whole.data(), x.data(), packed.data(), rows, N, K, kOneThread)));
         for (const int64_t M : {1, 2, 3, 4, 16, 17, 64, 65, 1601})
             for (const int64_t at : {int64_t(0), int64_t(1), int64_t(100), int64_t(1001), rows - M})
                 for (const Stream& stream : {kOneThread, kTwoThreads}) {
                     if (at + M > rows) continue;
                     std::vector<float> part(size_t(M * N));
-                    EXPECT_TRUE(ok(cpu::matmul_forward(part.data(), x.data() + at * K,
-                                                       packed.data(), M, N, K, stream)));
+                    EXPECT_TRUE(ok(GetParam().forward(part.data(), x.data() + at * K, packed.data(),
+                                                      M, N, K, stream)));
                     const auto same = whole.begin() + at * N;
                     EXPECT_TRUE(same_bits(part, {same, same + M * N}))
                         << M << " rows from row " << at << ", " << stream.threads << " threads";

@@ -1,0 +1,206 @@
+// What a user waits for, on the quickstart preset: training steps, generation, prefill, and replay
+// of recorded states against decoding. Tokens are random; the times do not depend on them.
+//
+// A line reads  what/shape/threads, median time, spread, tokens/s.
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "bench/report.h"
+#include "model/core/replay.h"
+#include "model/engine/generator.h"
+#include "model/engine/trainer.h"
+
+namespace fbt::bench {
+namespace {
+
+using namespace model;
+using core::Mode;
+using tensor::Context;
+using tensor::DType;
+using Tokens = std::vector<int32_t>;
+
+// {"model": ..., "train": ...}
+const nlohmann::json& preset() {
+    static const nlohmann::json json =
+        nlohmann::json::parse(std::ifstream(FBT_PRESETS "quickstart.json"));
+    return json;
+}
+
+core::Config model_config() { return core::config_from_json(preset().at("model")); }
+
+Tokens random_tokens(int64_t n, std::mt19937& random) {
+    Tokens tokens(n);
+    for (int32_t& t : tokens) t = int32_t(random() % unsigned(model_config().vocab_size));
+    return tokens;
+}
+
+// Sequences of the whole context.
+class RandomSource : public data::Source {
+  public:
+    data::Sequences next(int64_t token_budget) override {
+        const int64_t T = model_config().context, count = token_budget / T;
+        data::Sequences batch;
+        batch.tokens = random_tokens(count * T, random_);
+        batch.targets = random_tokens(count * T, random_);
+        batch.lengths.assign(count, int32_t(T));
+        for (int64_t i = 0; i < count; ++i) batch.indices.push_back(position_.index++);
+        return batch;
+    }
+    data::Position position() const override { return position_; }
+    void seek(data::Position position) override { position_ = position; }
+    int vocab_size() const override { return model_config().vocab_size; }
+
+  private:
+    std::mt19937 random_{1};
+    data::Position position_;
+};
+
+// A model with initial weights, for inference.
+struct Untrained {
+    Context context;
+    core::Model model;
+    explicit Untrained(int threads)
+        : context("cpu", threads), model(context, model_config(), DType::f32) {
+        model.parameters().initialise(context, DType::f32, 1, false);
+    }
+};
+
+int threads_of(const benchmark::State& state) { return int(state.range(0)); }
+
+void count_tokens(benchmark::State& state, int64_t tokens_a_call) {
+    state.counters["token/s"] =
+        benchmark::Counter(double(tokens_a_call), benchmark::Counter::kIsIterationInvariantRate);
+}
+
+// A whole step: batch, K passes forward, backward, update. Tokens are the batch's, whatever K is.
+void train_step(benchmark::State& state, int passes, bool mixin) {
+    Context context("cpu", threads_of(state));
+    core::Model model(context, model_config(), DType::f32);
+    RandomSource source;
+    const nlohmann::json& train = preset().at("train");
+    engine::TrainConfig config;
+    config.tokens_per_step = train.at("tokens_per_step");
+    config.schedule = core::PassSchedule::parse("1:" + std::to_string(passes));
+    config.jitter = train.at("jitter");
+    config.mixin = mixin;
+    engine::Trainer trainer(model, source, config, false);
+    trainer.advance();  // its memory is the arena's from here on
+    for (auto _ : state)
+        if (trainer.advance().skipped) {
+            state.SkipWithError("the loss is not finite");
+            break;
+        }
+    count_tokens(state, config.tokens_per_step);
+}
+
+// From prompts of one token to the context's end: the steps of decoding, sampling included.
+void generate(benchmark::State& state, int sequences, Mode mode) {
+    Untrained u(threads_of(state));
+    std::mt19937 random(1);
+    std::vector<Tokens> prompts;
+    for (int i = 0; i < sequences; ++i) prompts.push_back(random_tokens(1, random));
+    engine::GenerateConfig config;
+    config.mode = mode;
+    config.max_tokens = model_config().context - 1;
+    for (auto _ : state) benchmark::DoNotOptimize(engine::generate(u.model, prompts, config));
+    count_tokens(state, int64_t(sequences) * config.max_tokens);
+}
+
+// One prompt of the whole context.
+void prefill(benchmark::State& state, Mode mode) {
+    Untrained u(threads_of(state));
+    std::mt19937 random(1);
+    const Tokens prompt = random_tokens(model_config().context, random);
+    core::Decoder decoder(u.model, mode);
+    for (auto _ : state) decoder.drop(decoder.prefill({prompt})[0]);
+    count_tokens(state, int64_t(prompt.size()));
+}
+
+// The same rollout, a prompt of one token and its response, rebuilt in two ways: decoded again
+// token by token, and replayed in one parallel pass from its recorded states. Both give the states
+// and the cache. The quotient of the two rates is what recording the states saves.
+constexpr int kPrompt = 1;
+
+void decode_rollout(benchmark::State& state, Mode mode) {
+    Untrained u(threads_of(state));
+    std::mt19937 random(1);
+    const Tokens tokens = random_tokens(model_config().context, random);
+    for (auto _ : state)
+        benchmark::DoNotOptimize(core::decode_known(u.model, tokens, kPrompt, mode));
+    count_tokens(state, int64_t(tokens.size()));
+}
+
+void replay_rollout(benchmark::State& state, Mode mode) {
+    Untrained u(threads_of(state));
+    std::mt19937 random(1);
+    const Tokens tokens = random_tokens(model_config().context, random);
+    const tensor::Tensor states = core::decode_known(u.model, tokens, kPrompt, mode).hidden;
+    for (auto _ : state)
+        benchmark::DoNotOptimize(core::replay_recorded(u.model, tokens, kPrompt, mode, states));
+    count_tokens(state, int64_t(tokens.size()));
+}
+
+bool same_bits(const tensor::Tensor& a, const tensor::Tensor& b) {
+    const auto x = a.to_vector<float>(), y = b.to_vector<float>();
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+}
+
+// Empty, or what is wrong: that prefill, decoding and replay do the same work is what makes their
+// times comparable.
+std::string check() {
+    Untrained u(2);
+    std::mt19937 random(1);
+    const Tokens tokens = random_tokens(model_config().context, random);
+    for (Mode mode : {Mode::standard, Mode::soft}) {
+        const core::Trace decoded = core::decode_known(u.model, tokens, kPrompt, mode);
+        const core::Trace replayed =
+            core::replay_recorded(u.model, tokens, kPrompt, mode, decoded.hidden);
+        bool same = same_bits(decoded.hidden, replayed.hidden);
+        for (size_t l = 0; l < decoded.keys.size(); ++l)
+            same = same && same_bits(decoded.keys[l], replayed.keys[l]) &&
+                   same_bits(decoded.values[l], replayed.values[l]);
+        if (!same) return "replay and decoding differ in mode " + to_string(mode);
+        if (mode != Mode::standard) continue;
+        std::vector<tensor::Tensor> states;
+        core::Decoder(u.model, mode).prefill({tokens}, &states);
+        if (!same_bits(decoded.hidden, states[0])) return "prefill and decoding differ";
+    }
+    return "";
+}
+
+template <class F>
+void add(const std::string& name, F f) {
+    benchmark::RegisterBenchmark(name.c_str(), f)
+        ->ArgName("threads")
+        ->Arg(1)
+        ->Arg(2)
+        ->UseRealTime();
+}
+
+int run_all(int argc, char** argv) {
+    if (const std::string error = check(); !error.empty()) {
+        std::fprintf(stderr, "step_bench: %s, nothing was timed\n", error.c_str());
+        return 1;
+    }
+    for (int passes : {1, 2, 3})
+        for (bool mixin : {false, true}) {
+            if (passes == 1 && mixin) continue;  // one pass has nothing to mix in
+            add("train_step/K" + std::to_string(passes) + (mixin ? "/mixin" : ""),
+                [=](benchmark::State& state) { train_step(state, passes, mixin); });
+        }
+    for (Mode mode : {Mode::standard, Mode::soft})
+        for (int sequences : {1, 16})
+            add("generate/" + to_string(mode) + "/sequences" + std::to_string(sequences),
+                [=](benchmark::State& state) { generate(state, sequences, mode); });
+    for (Mode mode : {Mode::standard, Mode::fused})
+        add("prefill/" + to_string(mode), [=](benchmark::State& state) { prefill(state, mode); });
+    add("decode_rollout/soft", [](benchmark::State& state) { decode_rollout(state, Mode::soft); });
+    add("replay_rollout/soft", [](benchmark::State& state) { replay_rollout(state, Mode::soft); });
+    return run(argc, argv);
+}
+
+}  // namespace
+}  // namespace fbt::bench
+
+int main(int argc, char** argv) { return fbt::bench::run_all(argc, argv); }

@@ -1,0 +1,156 @@
+// Flags, files and data that cannot be: one clear line, and the exit code that belongs to it.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/console.h"
+#include "apps/settings.h"
+#include "model/core/config.h"
+#include "tests/apps/program.h"
+
+namespace fbt::tests {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using tensor::ErrorKind;
+
+TEST(Usage, HelpAndVersion) {
+    EXPECT_EQ(fbt({"--help"}).code, 0);
+    EXPECT_EQ(fbt({"--version"}).out.substr(0, 4), "fbt ");
+    for (const char* command : {"train", "generate", "replay", "eval", "data", "audit", "info"}) {
+        const Result help = fbt({command, "--help"});
+        EXPECT_EQ(help.code, 0);
+        for (const char* flag : {"--device", "--dtype", "--threads", "--json"})
+            EXPECT_NE(help.out.find(flag), std::string::npos) << command << " " << flag;
+        EXPECT_TRUE(failed(fbt({command, "--no-such-flag"}), 2, {"--no-such-flag"})) << command;
+        EXPECT_TRUE(failed(fbt({command, "--dtype", "f16"}), 2, {})) << command;
+    }
+    EXPECT_EQ(fbt({}).code, 2);
+    EXPECT_TRUE(failed(fbt({"dance"}), 2, {"dance", "train", "info"}));
+}
+
+TEST(Usage, JsonIsAloneOnStdout) {
+    const json info = json::parse(fbt({"info", "--json"}).out);
+    EXPECT_EQ(info["presets"], json({"paper-1b", "parity", "quickstart"}));
+    EXPECT_EQ(info["devices"][0], "cpu");
+    const Workplace w;
+    const Result train = fbt(w.train("run", {"--steps", "2", "--json"}));
+    EXPECT_EQ(json::parse(train.out)["finished"], true);
+    EXPECT_NE(train.err.find("step 2/2"), std::string::npos) << "progress goes to stderr";
+}
+
+TEST(Usage, TrainFlags) {
+    const Workplace w;
+    const auto train = [&](const Arguments& more) { return fbt(w.train("run", more)); };
+    EXPECT_TRUE(failed(fbt({"train", "--data", w / "data"}), 2, {"--out"}));
+    EXPECT_TRUE(failed(fbt({"train", "--out", w / "run"}), 2, {"--data", "--task"}));
+    EXPECT_TRUE(failed(train({"--task", "parity"}), 2, {"--data", "--task"}));
+    EXPECT_TRUE(failed(train({"--steps", "many"}), 2, {"--steps", "many", "integer"}));
+    EXPECT_TRUE(failed(train({"--steps", "0"}), 2, {"--steps", "at least 1"}));
+    EXPECT_TRUE(failed(train({"--steps", "99999999999999999999"}), 2, {"--steps"}));
+    EXPECT_TRUE(failed(train({"--jitter", "inf"}), 2, {"--jitter"}));
+    EXPECT_TRUE(failed(train({"--mixin", "maybe"}), 2, {"--mixin", "true or false"}));
+    EXPECT_TRUE(failed(train({"--fusion", "cold"}), 2, {"--fusion", "gated_product"}));
+    EXPECT_TRUE(failed(train({"--rope-theta", "0"}), 2, {"--rope-theta", "above 0"}));
+    EXPECT_TRUE(failed(train({"--preset", "none"}), 2, {"none", "quickstart"}));
+    EXPECT_TRUE(failed(train({"--length", "9"}), 2, {"--length"}));
+    EXPECT_TRUE(failed(train({"--vocab-size", "300"}), 2, {"vocab_size", "300", "257"}));
+    EXPECT_TRUE(failed(train({"--dtype", "bf16"}), 2, {"bf16"}));
+    EXPECT_TRUE(
+        failed(fbt({"train", "--preset", "paper-1b", "--data", w / "data", "--out", w / "run"}), 2,
+               {"100352", "257"}));
+    EXPECT_FALSE(fs::exists(w / "run")) << "a refused run leaves nothing";
+}
+
+TEST(Usage, ConfigFiles) {
+    const Workplace w;
+    const auto with = [&](const std::string& text) {
+        put(w / "c.json", text);
+        return fbt({"train", "--config", w / "c.json", "--data", w / "data", "--out", w / "run"});
+    };
+    EXPECT_TRUE(failed(with(R"({"model": {"width": 8}})"), 2, {"c.json", "width", "model"}));
+    EXPECT_TRUE(failed(with(R"({"train": {"dim": 8}})"), 2, {"c.json", "dim", "train"}));
+    EXPECT_TRUE(failed(with(R"({"trian": {}})"), 2, {"c.json", "trian"}));
+    EXPECT_TRUE(failed(with(R"({"model": {"dim": "8"}})"), 2, {"dim", "integer"}));
+    EXPECT_TRUE(failed(with(R"({"model": {"dim": 8.5}})"), 2, {"dim", "8.5"}));
+    EXPECT_TRUE(failed(with(R"({"train": {"mixin": 1}})"), 2, {"mixin", "true or false"}));
+    EXPECT_TRUE(failed(with(R"({"train": {"schedule": "1:0"}})"), 2, {"1:0"}));
+    EXPECT_TRUE(failed(with(R"({"model": {"heads": 4, "kv_heads": 3}})"), 2, {"kv_heads"}));
+    EXPECT_TRUE(failed(with("[1]"), 2, {"c.json", "object"}));
+    EXPECT_TRUE(failed(with("{"), 4, {"c.json", "JSON"}));
+    EXPECT_TRUE(
+        failed(fbt({"train", "--config", w / "absent", "--out", w / "run"}), 4, {"absent"}));
+}
+
+TEST(Usage, DataThatIsNot) {
+    const Workplace w;
+    const std::string shard = w / "data/train_000000.bin", good = get(shard);
+    const auto with = [&](const std::string& bytes) {
+        put(shard, bytes);
+        return fbt(w.train("run", {"--steps", "1"}));
+    };
+    std::string wrong = good;
+    wrong[0] ^= 1;
+    EXPECT_TRUE(failed(with(wrong), 4, {"train_000000.bin", "magic"}));
+    EXPECT_TRUE(failed(with(good.substr(0, good.size() - 1)), 4, {"train_000000.bin"}));
+    EXPECT_TRUE(failed(with(good + "x"), 4, {"train_000000.bin"}));
+    wrong = good;
+    wrong[1024 + 2 * 5 + 1] = 2;  // token 5 is now at least 512
+    EXPECT_TRUE(failed(with(wrong), 4, {"position 5", "257"}));
+    put(shard, good);
+    EXPECT_TRUE(failed(fbt({"data", "--input", w / "text.txt", "--out", w / "data"}), 2,
+                       {"exists already"}));
+    EXPECT_TRUE(failed(fbt({"data", "--input", w / "absent", "--out", w / "new"}), 4, {"absent"}));
+    EXPECT_TRUE(failed(fbt({"data", "--out", w / "new"}), 2, {"--input"}));
+    EXPECT_TRUE(
+        failed(fbt({"data", "--input", w / "text.txt", "--out", w / "new", "--tokenizer", "morse"}),
+               2, {"morse"}));
+    put(w / "a-file", "");
+    Arguments onto_file = w.train("a-file/run", {"--steps", "1"});
+    EXPECT_TRUE(failed(fbt(onto_file), 5, {"a-file/run"}));
+}
+
+// The section "model" of a configuration is core::Config's own form: no key missing, none more.
+TEST(Settings, ModelKeysAreTheConfigsKeys) {
+    const TemporaryFolder folder;
+    ASSERT_EQ(fbt({"train", "--preset", "parity", "--steps", "1", "--out", folder / "run",
+                   "--threads", "1"})
+                  .code,
+              0);
+    const json written = json::parse(get(folder / "run/step_00000001/config.json"))["model"];
+    EXPECT_EQ(written, model::core::to_json(model::core::config_from_json(written)));
+}
+
+TEST(Settings, NumbersKeepTheirBits) {
+    apps::Settings settings;
+    double x = 0.1 + 0.2;
+    uint64_t seed = 0xfffffffffffffffd;
+    settings.section("train");
+    settings.add("x", &x, "");
+    settings.add("seed", &seed, "");
+    const json document = json::parse(settings.to_json().dump());
+    x = 0, seed = 0;
+    settings.take_json(document, "it");
+    EXPECT_EQ(x, 0.1 + 0.2);
+    EXPECT_EQ(seed, 0xfffffffffffffffd);
+    EXPECT_TRUE(throws(ErrorKind::bad_file, {"it", "seed", "-1"}, [&] {
+        settings.take_json({{"train", {{"seed", -1}}}}, "it", ErrorKind::bad_file);
+    }));
+}
+
+TEST(Console, TablesAndNumbers) {
+    apps::Table table({"a", "loss"});
+    table.row({"name", "1"});
+    EXPECT_EQ(table.text(), "a    | loss\nname |    1\n");
+    EXPECT_EQ(apps::short_count(950), "950");
+    EXPECT_EQ(apps::short_count(1500), "1.5k");
+    EXPECT_EQ(apps::short_count(198123), "198k");
+    EXPECT_EQ(apps::short_count(999999), "1.0M");
+    EXPECT_EQ(apps::short_time(41.2), "41s");
+    EXPECT_EQ(apps::short_time(120), "2m");
+    EXPECT_EQ(apps::short_time(3900), "1h05m");
+}
+
+}  // namespace
+}  // namespace fbt::tests
