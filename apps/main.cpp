@@ -37,7 +37,6 @@ int fail(int code, const std::string& what) {
 int run(int argc, char** argv) {
     CLI::App app("The full-bandwidth transformer: train, decode in three modes, replay.", "fbt");
     app.set_version_flag("--version", "fbt " + build_facts().version);
-    app.set_help_all_flag("--help-all", "Print the help of all subcommands and exit");
     app.require_subcommand(1);
     std::vector<std::pair<CLI::App*, Run>> commands;
     for (auto add :

@@ -35,6 +35,13 @@ class Train {
     std::string line(const Console& console, const engine::StepReport& report,
                      double mean_ms) const;
     json evaluate(Console& console, core::Model& model, const Corpus& corpus, int64_t step) const;
+    void take_vocabulary(const Corpus& corpus);
+    int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
+             engine::Trainer& trainer) const;
+    json summary(int64_t step, const std::string& checkpoint) const;
+    int64_t end() const {
+        return stop_after_ > 0 ? std::min(stop_after_, train_.steps) : train_.steps;
+    }
     bool is_due(int64_t every, int64_t step) const {
         return step == train_.steps || (every > 0 && step % every == 0);
     }
@@ -195,7 +202,6 @@ void Train::compare_with(const std::string& checkpoint) const {
 }
 
 void Train::describe(Console& console, const engine::MemoryPlan& plan) const {
-    const json document = settings_.to_json();
     for (const char* section : {"model", "train"}) {
         std::string text = section;
         for (const Setting& setting : settings_.all()) {
@@ -266,6 +272,68 @@ json Train::evaluate(Console& console, core::Model& model, const Corpus& corpus,
     return row;
 }
 
+void Train::take_vocabulary(const Corpus& corpus) {
+    if (model_.vocab_size != 0 && model_.vocab_size != corpus.vocab_size())
+        throw Error(ErrorKind::usage, "vocab_size is " + std::to_string(model_.vocab_size) +
+                                          ", but the data's vocabulary has " +
+                                          std::to_string(corpus.vocab_size()) +
+                                          "; leave it out to take the data's");
+    model_.vocab_size = corpus.vocab_size();
+    model_.validate();
+}
+
+json Train::summary(int64_t step, const std::string& checkpoint) const {
+    return {{"run", out_},
+            {"step", step},
+            {"steps", train_.steps},
+            {"finished", step >= train_.steps},
+            {"checkpoint", checkpoint}};
+}
+
+// Steps, evaluations and checkpoints, in this order within a step: what metrics.jsonl holds up to a
+// checkpoint's step is then all that an uninterrupted run would have written.
+int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
+                engine::Trainer& trainer) const {
+    // A data folder may have no validation split; that is no reason to lose a training at its end.
+    const bool can_evaluate = corpus.validation(length_, train_.seed, 1, length_)().has_value();
+    if (!can_evaluate) console.warn("the data has no validation sequences: no evaluations");
+
+    const int64_t start = trainer.step();
+    int64_t saved = start > 0 ? start : -1;
+    Metrics metrics(out_ + "/metrics.jsonl", start);
+    const auto save = [&] {
+        metrics.sync();
+        trainer.save(out_, settings_.to_json(), keep_last_);
+        saved = trainer.step();
+    };
+    double mean_ms = 0;  // of the recent steps, for the time that is left
+    json last, validation;
+    while (trainer.step() < end() && !stop.requested()) {
+        const engine::StepReport report = trainer.advance();
+        mean_ms = mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
+        last = row_of(report);
+        metrics.append(last);
+        if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
+            console.line(line(console, report, mean_ms));
+        if (can_evaluate && is_due(eval_every_, report.step)) {
+            validation = evaluate(console, model, corpus, report.step);
+            metrics.append(validation);
+        }
+        if (is_due(save_every_, report.step)) save();
+    }
+    if (saved != trainer.step()) save();
+
+    const std::string checkpoint = *core::newest_checkpoint(out_);
+    const bool stopped = trainer.step() < end();
+    console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
+                 (stopped ? "; --resume goes on" : ""));
+    json result = summary(trainer.step(), checkpoint);
+    result["last"] = last;
+    result["validation"] = validation;
+    console.result(result);
+    return stopped ? kStopped : kDone;
+}
+
 int Train::run() {
     const StopSignals stop;
     settings_.take_flags();  // which preset, which run
@@ -277,97 +345,45 @@ int Train::run() {
                                           fs::path(*newest).filename().string() +
                                           "; add --resume to go on, or name another --out");
     read_settings(newest);
-
-    json result = {{"run", out_}, {"steps", train_.steps}};
-    const int64_t end = stop_after_ > 0 ? std::min(stop_after_, train_.steps) : train_.steps;
-    int64_t start = 0;
     if (newest) {
         compare_with(*newest);
-        start = core::load_state(*newest).step;
-        if (start >= end) {
+        const int64_t step = core::load_state(*newest).step;
+        if (step >= end()) {
             console.line(format("%s %s: step %lld of %lld; nothing to do", out_.c_str(),
-                                start >= train_.steps ? "is finished" : "is that far already",
-                                static_cast<long long>(start),
+                                step >= train_.steps ? "is finished" : "is that far already",
+                                static_cast<long long>(step),
                                 static_cast<long long>(train_.steps)));
-            result["step"] = start;
-            result["finished"] = start >= train_.steps;
-            result["checkpoint"] = *newest;
-            console.result(result);
+            console.result(summary(step, *newest));
             return kDone;
         }
     }
 
     const tensor::DType dtype = machine_.checked_dtype();
     const Corpus corpus(data_, task_);
-    if (model_.vocab_size != 0 && model_.vocab_size != corpus.vocab_size())
-        throw Error(ErrorKind::usage, "vocab_size is " + std::to_string(model_.vocab_size) +
-                                          ", but the data's vocabulary has " +
-                                          std::to_string(corpus.vocab_size()) +
-                                          "; leave it out to take the data's");
-    model_.vocab_size = corpus.vocab_size();
-    model_.validate();
+    take_vocabulary(corpus);
     const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
-
+    const auto source = corpus.training(length_, train_.seed);
     std::error_code error;
     fs::create_directories(out_, error);
     if (error)
         throw Error(ErrorKind::environment,
                     "cannot make the folder " + out_ + ": " + error.message());
-    tokenizer_ = corpus.is_text() ? corpus.tokenizer().save(out_) : "";
+    if (corpus.is_text()) tokenizer_ = corpus.tokenizer().save(out_);
 
     tensor::Context context = machine_.context();
     core::Model model(context, model_, dtype);
-    const auto source = corpus.training(length_, train_.seed);
-    engine::Trainer trainer(model, *source, train_, plan.recompute);
     describe(console, plan);
     console.line(format("%s parameters on %s, %d threads",
                         short_count(double(model.parameters().count())).c_str(),
                         machine_.device.c_str(), context.threads()));
+    engine::Trainer trainer(model, *source, train_, plan.recompute);
     if (newest) {
         trainer.load(*newest);
         console.line("resumed from " + *newest);
     } else if (resume_) {
         console.line(out_ + " holds no complete checkpoint: starting at step 0");
     }
-    Metrics metrics(out_ + "/metrics.jsonl", trainer.step());
-    const auto save = [&] {
-        metrics.sync();
-        trainer.save(out_, settings_.to_json(), keep_last_);
-    };
-
-    // A data folder may have no validation split; that is no reason to lose a training at its end.
-    const bool can_evaluate = corpus.validation(length_, train_.seed, 1, length_)().has_value();
-    if (!can_evaluate) console.warn("the data has no validation sequences: no evaluations");
-
-    double mean_ms = 0;  // of the recent steps, for the time that is left
-    int64_t saved = newest ? start : -1;
-    while (trainer.step() < end && !stop.requested()) {
-        const engine::StepReport report = trainer.advance();
-        mean_ms = mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
-        result["last"] = row_of(report);
-        metrics.append(result["last"]);
-        if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
-            console.line(line(console, report, mean_ms));
-        if (can_evaluate && is_due(eval_every_, report.step)) {
-            result["validation"] = evaluate(console, model, corpus, report.step);
-            metrics.append(result["validation"]);
-        }
-        if (is_due(save_every_, report.step)) {
-            save();
-            saved = report.step;
-        }
-    }
-    if (saved != trainer.step()) save();
-
-    const std::string checkpoint = *core::newest_checkpoint(out_);
-    const bool stopped = trainer.step() < end;
-    console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
-                 (stopped ? "; --resume goes on" : ""));
-    result["step"] = trainer.step();
-    result["finished"] = trainer.done();
-    result["checkpoint"] = checkpoint;
-    console.result(result);
-    return stopped ? kStopped : kDone;
+    return loop(console, stop, corpus, model, trainer);
 }
 
 }  // namespace

@@ -130,6 +130,18 @@ TEST(Train, SignalsSaveAndLeave) {
     }
 }
 
+TEST(Train, SecondSignalLeavesAtOnce) {
+    const Workplace w;
+    // The evaluation after the only step takes much longer than this test.
+    Program program(w.train("run", {"--steps", "1", "--eval-passes", "1000000"}));
+    ASSERT_TRUE(eventually([&] { return rows_in(w / "run") == 1; })) << program.err();
+    program.signal(SIGINT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(program.running());
+    program.signal(SIGINT);
+    EXPECT_EQ(program.wait(), 128 + SIGINT);
+}
+
 TEST(Train, StoppedRunGoesOnToTheSameBits) {
     const Workplace w;
     ASSERT_EQ(fbt(w.train("whole", {"--steps", "400"})).code, 0);
