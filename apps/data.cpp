@@ -37,15 +37,9 @@ struct Data {
         console.print(table.text());
         console.line(std::to_string(meta.documents) + " documents, tokenizer " + meta.tokenizer +
                      ", vocabulary " + std::to_string(meta.vocab_size) + "; wrote " + options.out);
-        console.result({{"out", options.out},
-                        {"tokenizer", meta.tokenizer},
-                        {"vocab_size", meta.vocab_size},
-                        {"boundary", meta.boundary},
-                        {"documents", meta.documents},
-                        {"train_tokens", meta.train_tokens},
-                        {"val_tokens", meta.val_tokens},
-                        {"train_text_bytes", meta.train_text_bytes},
-                        {"val_text_bytes", meta.val_text_bytes}});
+        nlohmann::json result = to_json(meta);
+        result["out"] = options.out;
+        console.result(result);
         return kDone;
     }
 

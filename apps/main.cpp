@@ -1,8 +1,10 @@
 // The program `fbt`: chooses the subcommand and turns every failure into one line and an exit code.
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
@@ -67,11 +69,21 @@ int run(int argc, char** argv) {
     return kUsage;
 }
 
+// By default OpenMP's threads spin at the end of every parallel loop. Where another process wants one
+// of the cores, a training step then takes twenty times as long; asleep, they cost a few per cent
+// of an idle machine. The runtime reads the policy before main, so set it and start again.
+void wait_asleep(char** argv) {
+    if (std::getenv("OMP_WAIT_POLICY")) return;
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);  // comes back only where that cannot be done
+}
+
 }  // namespace
 }  // namespace fbt::apps
 
 int main(int argc, char** argv) {
     using namespace fbt::apps;
+    wait_asleep(argv);
     // Writing to a reader that left must be an error that the writer sees, not the end.
     signal(SIGPIPE, SIG_IGN);
     try {

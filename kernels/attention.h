@@ -4,6 +4,23 @@
 
 namespace fbt::kernels {
 
+inline constexpr int kMaxHeadDim = 256;
+
+// What every backend needs of the arguments below.
+inline Status attention_arguments(int H, int G, int C, int window) {
+    if (H < 1 || G < 1 || H % G != 0)
+        return {Code::bad_argument, "attention needs H, the query heads, to be a multiple of G"};
+    if (C < 2 || C % 2 != 0 || C > kMaxHeadDim)
+        return {Code::bad_argument, "attention needs an even head width of at most 256"};
+    if (window < 0) return {Code::bad_argument, "attention needs window >= 0"};
+    return {};
+}
+
+// The first position that position t sees.
+inline int first_visible(int t, int window) {
+    return window > 0 && t >= window ? t - window + 1 : 0;
+}
+
 // Row t of a span (t its position) attends positions s of its own sequence with
 //   lo <= s <= t,   lo = window > 0 ? max(0, t - window + 1) : 0
 //   score[s] = scale * sum_c q[t,h,c] * k[s,g,c],   g = h / (H/G)

@@ -13,7 +13,6 @@
 namespace fbt::kernels::cpu {
 namespace {
 
-constexpr int kMaxC = 256;
 constexpr int kRows = 64;  // rows of a tile
 constexpr int kStep = 8;   // rows that `product` handles at once
 // Rows and panels of 16 columns whose sums are in registers at once.
@@ -22,23 +21,11 @@ constexpr int kTileRows = kStep, kTilePanels = 2;
 #else
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
-constexpr int kStride = kMaxC + kLanes;  // between rows of a copied tile: no power of two, which
-                                         // would crowd a few sets of the L1 cache
+constexpr int kStride = kMaxHeadDim + kLanes;  // between rows of a copied tile: no power of two,
+                                               // which would crowd a few sets of the L1 cache
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-
-Status check(int H, int G, int C, int window) {
-    if (H < 1 || G < 1 || H % G != 0)
-        return {Code::bad_argument, "attention needs H, the query heads, to be a multiple of G"};
-    if (C < 2 || C % 2 != 0 || C > kMaxC)
-        return {Code::bad_argument, "attention needs an even head width of at most 256"};
-    if (window < 0) return {Code::bad_argument, "attention needs window >= 0"};
-    return {};
-}
-
-// The first position that position t sees.
-int first_visible(int t, int window) { return window > 0 ? std::max(0, t - window + 1) : 0; }
 
 // out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k] * b[k,c]  for R rows by P panels of 16 columns;
 // operands as in `multiply`.
@@ -137,8 +124,8 @@ void forward_tile(float* o, float* lse, const float* q, const float* k, const fl
                   const Rows& rows, int i0, int n, int window, float scale) {
     const int C = rows.C, panels = ceil_div(C, kLanes), row_panels = ceil_div(n, kLanes);
     alignas(64) float keys[kKeyBlock * kStride], values[kKeyBlock * kStride];
-    alignas(64) float query[kRows * kMaxC];  // [row/16][C][row%16]
-    alignas(64) float p[kKeyBlock * kRows];  // scores, then exp(score - m_j): [key][row]
+    alignas(64) float query[kRows * kMaxHeadDim];  // [row/16][C][row%16]
+    alignas(64) float p[kKeyBlock * kRows];        // scores, then exp(score - m_j): [key][row]
     alignas(64) float sum[kRows * kStride], sum_j[kRows * kStride];  // o, o_j
     alignas(64) float m[kRows], l[kRows], old_factor[kRows], new_factor[kRows];
     int begin[kRows], end[kRows];  // the keys of this split that a row sees
@@ -246,9 +233,10 @@ void backward_span(float* dq, float* dk, float* dv, float* delta, const float* d
     const int64_t key_stride = int64_t(rows.G) * C;
     const int hi = rows.span.first + rows.span.count;
     alignas(64) float keys[kKeyBlock * kStride];
-    alignas(64) float keys_t[kKeyBlock * kMaxC], values_t[kKeyBlock * kMaxC];  // transposed
-    alignas(64) float query[kRows * kStride], grad[kRows * kStride];           // rows of q, dout
-    alignas(64) float p[kRows * kKeyBlock], ds[kRows * kKeyBlock];             // [row][key]
+    alignas(64) float keys_t[kKeyBlock * kMaxHeadDim],
+        values_t[kKeyBlock * kMaxHeadDim];                            // transposed
+    alignas(64) float query[kRows * kStride], grad[kRows * kStride];  // rows of q, dout
+    alignas(64) float p[kRows * kKeyBlock], ds[kRows * kKeyBlock];    // [row][key]
     alignas(64) float sum_k[kKeyBlock * kStride], sum_v[kKeyBlock * kStride];
     alignas(64) float sum_q[kStep * kStride];
 
@@ -346,7 +334,7 @@ void backward_span(float* dq, float* dk, float* dv, float* delta, const float* d
 template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
                          int H, int G, int C, int window, A scale, Stream s) {
-    if (Status status = check(H, G, C, window); !status.ok()) return status;
+    if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     const int64_t tiles = (int64_t(table.max_count) * (H / G) + kRows - 1) / kRows;
     // Items of work: tile by span by key head, shorter spans' missing tiles skipped.
     const int64_t spans = table.count;
@@ -368,7 +356,7 @@ template <class T, class A>
 Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q, const T* k,
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
                           int G, int C, int window, A scale, Stream s) {
-    if (Status status = check(H, G, C, window); !status.ok()) return status;
+    if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
 #pragma omp parallel for num_threads(s.threads) schedule(dynamic)
     for (int64_t item = 0; item < int64_t(table.count) * G; ++item)
         backward_span(dq, dk, dv, delta, dout, q, k, v, o, lse,

@@ -8,20 +8,6 @@
 namespace fbt::kernels::ref {
 namespace {
 
-constexpr int kMaxC = 256;
-
-Status check(int H, int G, int C, int window) {
-    if (H < 1 || G < 1 || H % G != 0)
-        return {Code::bad_argument, "attention needs H, the query heads, to be a multiple of G"};
-    if (C < 2 || C % 2 != 0 || C > kMaxC)
-        return {Code::bad_argument, "attention needs an even head width of at most 256"};
-    if (window < 0) return {Code::bad_argument, "attention needs window >= 0"};
-    return {};
-}
-
-// The first position that position t sees.
-int first_visible(int t, int window) { return window > 0 ? std::max(0, t - window + 1) : 0; }
-
 // The row of the key store that holds position s of the span's sequence.
 int64_t key_row(const SpanTable& table, const Span& span, int s) {
     return table.blocks[span.block + s / kKeyBlock] + s % kKeyBlock;
@@ -39,7 +25,7 @@ A dot(const T* a, const T* b, int C) {
 template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
                          int H, int G, int C, int window, A scale, Stream) {
-    if (Status status = check(H, G, C, window); !status.ok()) return status;
+    if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     for (int i = 0; i < table.count; ++i) {
         const Span& span = table.spans[i];
         for (int n = 0; n < span.count; ++n)
@@ -48,7 +34,7 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
                 const int t = span.first + n;
                 const int lo = first_visible(t, window);
                 const int64_t head = (span.row + n) * H + h;
-                A m = -std::numeric_limits<A>::infinity(), l = 0, sum[kMaxC] = {};
+                A m = -std::numeric_limits<A>::infinity(), l = 0, sum[kMaxHeadDim] = {};
                 for (int j = lo / kKeyBlock; j <= t / kKeyBlock; ++j) {
                     const int begin = std::max(lo, j * kKeyBlock);
                     const int end = std::min(t + 1, (j + 1) * kKeyBlock);
@@ -59,7 +45,7 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
                         score[s - begin] = scale * dot<A>(q + head * C, key, C);
                         m_j = std::max(m_j, score[s - begin]);
                     }
-                    A l_j = 0, sum_j[kMaxC] = {};
+                    A l_j = 0, sum_j[kMaxHeadDim] = {};
                     for (int s = begin; s < end; ++s) {
                         const T* value = v + (key_row(table, span, s) * G + g) * C;
                         const A p = std::exp(score[s - begin] - m_j);
@@ -87,7 +73,7 @@ template <class T, class A>
 Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q, const T* k,
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
                           int G, int C, int window, A scale, Stream) {
-    if (Status status = check(H, G, C, window); !status.ok()) return status;
+    if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     for (int i = 0; i < table.count; ++i) {
         const Span& span = table.spans[i];
         for (int s = 0; s < span.first + span.count; ++s) {
@@ -102,7 +88,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
                 const int64_t head = (span.row + n) * H + h;
                 const T *query = q + head * C, *grad = dout + head * C;
                 delta[head] = dot<A>(grad, o + head * C, C);
-                A sum[kMaxC] = {};  // sum_s ds[t,s]*k[s]
+                A sum[kMaxHeadDim] = {};  // sum_s ds[t,s]*k[s]
                 for (int s = first_visible(t, window); s <= t; ++s) {
                     const int64_t at = (key_row(table, span, s) * G + g) * C;
                     const A p = std::exp(scale * dot<A>(query, k + at, C) - lse[head]);

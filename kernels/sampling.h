@@ -1,5 +1,7 @@
 // Choosing the next token from a row of logits: argmax, temperature, top-k, top-p.
 #pragma once
+#include <limits>
+
 #include "kernels/types.h"
 
 namespace fbt::kernels {
@@ -9,6 +11,20 @@ struct Sampling {
     int top_k = 0;          // 0: all; else only the top_k largest logits (ties: lower id first)
     float top_p = 1;        // the smallest set of most probable tokens whose sum reaches top_p
 };
+
+// What every backend on the host needs of the arguments below.
+inline Status sample_arguments(const Sampling* settings, int64_t N, int V) {
+    if (N < 0 || V < 1) return {Code::bad_argument, "sample needs N >= 0, V >= 1"};
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    for (int64_t n = 0; n < N; ++n) {
+        const Sampling& how = settings[n];
+        if (!(how.temperature >= 0 && how.temperature <= kLargest && how.top_p > 0 &&
+              how.top_p <= 1 && how.top_k >= 0))
+            return {Code::bad_argument,
+                    "sample needs finite temperature >= 0, 0 < top_p <= 1, top_k >= 0"};
+    }
+    return {};
+}
 
 // tokens[n] = the token whose interval of the cumulative probability, taken over the kept tokens in
 // the order (probability descending, id ascending), contains uniform[n].

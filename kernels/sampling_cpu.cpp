@@ -70,14 +70,7 @@ int32_t sample_row(const float* logits, int V, const Sampling& how, double unifo
 template <class T>
 Status sample(int32_t* tokens, const T* logits, const Sampling* settings, const float* uniform,
               int64_t N, int V, int32_t* scratch_ids, Stream s) {
-    if (N < 0 || V < 1) return {Code::bad_argument, "sample needs N >= 0, V >= 1"};
-    for (int64_t n = 0; n < N; ++n) {
-        const Sampling& how = settings[n];
-        if (!(how.temperature >= 0 && std::isfinite(how.temperature) && how.top_p > 0 &&
-              how.top_p <= 1 && how.top_k >= 0))
-            return {Code::bad_argument,
-                    "sample needs finite temperature >= 0, 0 < top_p <= 1, top_k >= 0"};
-    }
+    if (Status status = sample_arguments(settings, N, V); !status.ok()) return status;
     for_rows(s, N, V, [=](int64_t n) {
         tokens[n] = sample_row(logits + n * V, V, settings[n], uniform[n], scratch_ids + n * V);
     });

@@ -60,14 +60,7 @@ int32_t sample_row(const T* logits, int V, const Sampling& how, double uniform, 
 template <class T>
 Status sample(int32_t* tokens, const T* logits, const Sampling* settings, const float* uniform,
               int64_t N, int V, int32_t* scratch_ids, Stream) {
-    if (N < 0 || V < 1) return {Code::bad_argument, "sample needs N >= 0, V >= 1"};
-    for (int64_t n = 0; n < N; ++n) {
-        const Sampling& how = settings[n];
-        if (!(how.temperature >= 0 && std::isfinite(how.temperature) && how.top_p > 0 &&
-              how.top_p <= 1 && how.top_k >= 0))
-            return {Code::bad_argument,
-                    "sample needs finite temperature >= 0, 0 < top_p <= 1, top_k >= 0"};
-    }
+    if (Status status = sample_arguments(settings, N, V); !status.ok()) return status;
     for (int64_t n = 0; n < N; ++n)
         tokens[n] = sample_row(logits + n * V, V, settings[n], uniform[n], scratch_ids + n * V);
     return {};

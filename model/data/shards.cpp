@@ -105,19 +105,6 @@ Meta read_meta(const std::string& folder) {
     return meta;
 }
 
-std::string dump_meta(const Meta& meta) {
-    return json{{"tokenizer", meta.tokenizer},
-                {"vocab_size", meta.vocab_size},
-                {"boundary", meta.boundary},
-                {"documents", meta.documents},
-                {"train_tokens", meta.train_tokens},
-                {"val_tokens", meta.val_tokens},
-                {"train_text_bytes", meta.train_text_bytes},
-                {"val_text_bytes", meta.val_text_bytes}}
-               .dump(2) +
-           "\n";
-}
-
 // The tokenizer that meta.json names; a wrong name there is a wrong file.
 std::unique_ptr<Tokenizer> tokenizer_of(const Meta& meta, const std::string& folder) {
     const std::string path = (fs::path(folder) / kMetaFile).string();
@@ -248,6 +235,17 @@ fs::path free_folder(const std::string& out) {
 }
 
 }  // namespace
+
+json to_json(const Meta& meta) {
+    return {{"tokenizer", meta.tokenizer},
+            {"vocab_size", meta.vocab_size},
+            {"boundary", meta.boundary},
+            {"documents", meta.documents},
+            {"train_tokens", meta.train_tokens},
+            {"val_tokens", meta.val_tokens},
+            {"train_text_bytes", meta.train_text_bytes},
+            {"val_text_bytes", meta.val_text_bytes}};
+}
 
 Shard Shard::open(const std::string& path) {
     Shard shard;
@@ -416,7 +414,7 @@ Meta build_dataset(const BuildOptions& options) {
                         " bytes, but the text had " + std::to_string(text_bytes));
     std::error_code ignored;
     fs::remove(all_path, ignored);
-    tensor::write_file_durably(folder.file(kMetaFile), dump_meta(meta));
+    tensor::write_file_durably(folder.file(kMetaFile), to_json(meta).dump(2) + "\n");
     tensor::rename_durably(folder.path(), out.string());
     return meta;
 }

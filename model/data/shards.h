@@ -10,6 +10,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +57,8 @@ struct Meta {
     int64_t train_text_bytes = 0, val_text_bytes = 0;  // of the tokens' text: nats a token
                                                        // * tokens / bytes / ln 2 = bits a byte
 };
+
+nlohmann::json to_json(const Meta& meta);  // what meta.json holds
 
 // All tokens of one split. Opening it reads every token once to check it and to find documents.
 class Split {
