@@ -69,9 +69,9 @@ int run(int argc, char** argv) {
     return kUsage;
 }
 
-// By default OpenMP's threads spin at the end of every parallel loop. Where another process wants one
-// of the cores, a training step then takes twenty times as long; asleep, they cost a few per cent
-// of an idle machine. The runtime reads the policy before main, so set it and start again.
+// By default OpenMP's threads spin at the end of every parallel loop. Where another process wants
+// one of the cores, a training step then takes twenty times as long; asleep, they cost a few per
+// cent of an idle machine. The runtime reads the policy before main, so set it and start again.
 void wait_asleep(char** argv) {
     if (std::getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
