@@ -131,8 +131,9 @@ int Eval::run() {
     const int64_t tokens =
         tokens_per_batch_ > 0 ? tokens_per_batch_ : std::max<int64_t>(4096, length);
     console.line(format("%s: sequences of %d tokens", loaded.checkpoint.c_str(), length));
-    const PassReport report = report_passes(
-        *loaded.model, corpus, corpus.validation(length, seed_, sequences, tokens), passes_, seed_);
+    const PassReport report =
+        report_passes(*loaded.model, corpus, corpus.validation(length, seed_, sequences, tokens),
+                      passes_, seed_, true);
     json result = {{"checkpoint", loaded.checkpoint}, {"length", length}};
     result["passes"] = print_passes(console, corpus, report);
     if (!corpus.is_text())

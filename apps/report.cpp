@@ -11,14 +11,14 @@ double PassReport::bits_per_byte(const model::core::PassResult& pass) const {
 }
 
 PassReport report_passes(model::core::Model& model, const Corpus& corpus,
-                         const Corpus::Batches& batches, int passes, uint64_t seed) {
+                         const Corpus::Batches& batches, int passes, uint64_t seed, bool disturb) {
     PassReport report;
     const auto counted = [&]() {
         auto batch = batches();
         if (batch && corpus.is_text()) report.text_bytes += corpus.text_bytes(*batch);
         return batch;
     };
-    report.passes = model::core::evaluate(model, counted, passes, seed);
+    report.passes = model::core::evaluate(model, counted, passes, seed, disturb);
     if (report.passes.empty() || report.passes[0].targets == 0)
         throw tensor::Error(tensor::ErrorKind::bad_file,
                             "the validation data holds no sequence with a target; make the data "

@@ -18,6 +18,6 @@ struct PassReport {
 };
 
 PassReport report_passes(model::core::Model& model, const Corpus& corpus,
-                         const Corpus::Batches& batches, int passes, uint64_t seed);
+                         const Corpus::Batches& batches, int passes, uint64_t seed, bool disturb);
 
 }  // namespace fbt::apps

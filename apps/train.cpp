@@ -256,7 +256,7 @@ json Train::evaluate(Console& console, core::Model& model, const Corpus& corpus,
         report_passes(model, corpus,
                       corpus.validation(length_, train_.seed, eval_sequences_,
                                         std::max<int64_t>(train_.tokens_per_step, length_)),
-                      passes, train_.seed);
+                      passes, train_.seed, false);
     json row = {{"step", step}};
     std::string text = format("step %lld/%lld | validation", static_cast<long long>(step),
                               static_cast<long long>(train_.steps));

@@ -161,8 +161,12 @@ void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& opti
     std::vector<fs::path> leftovers;
     const auto found = checkpoints_of(run, &leftovers);
     std::error_code ignored;  // old ones that stay are no reason to stop a training
-    for (size_t i = 0; i + size_t(std::max(1, keep_last)) < found.size(); ++i)
-        fs::remove_all(found[i].second, ignored);
+    for (size_t i = 0; i + size_t(std::max(1, keep_last)) < found.size(); ++i) {
+        // Under a leftover's name first: half a removed checkpoint must not look like one.
+        const fs::path old = fs::path(run) / ("." + found[i].second.filename().string() + ".old");
+        fs::rename(found[i].second, old, ignored);
+        leftovers.push_back(old);
+    }
     for (const fs::path& path : leftovers) fs::remove_all(path, ignored);
 }
 

@@ -153,7 +153,7 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
 }  // namespace
 
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
-                                 int passes, uint64_t seed) {
+                                 int passes, uint64_t seed, bool disturb) {
     std::vector<Sums> clean(passes), permuted(passes), mean(passes);
     int64_t targets = 0, batches = 0;
     const auto add = [&](std::vector<Sums>& total, const std::vector<Sums>& part) {
@@ -167,7 +167,7 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
     while (const std::optional<Batch> batch = next()) {
         for (int32_t t : batch->targets) targets += t >= 0;
         add(clean, run(model, *batch, passes, Disturb::none, seed, batches));
-        if (passes > 1) {
+        if (disturb) {
             add(permuted, run(model, *batch, passes, Disturb::permuted, seed, batches));
             add(mean, run(model, *batch, passes, Disturb::mean, seed, batches));
         }
@@ -175,14 +175,12 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
     }
     std::vector<PassResult> results;
     const double n = double(std::max<int64_t>(targets, 1));
-    for (int k = 0; k < passes; ++k) {
-        const bool feedback = k > 0;
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    for (int k = 0; k < passes; ++k)
         results.push_back({k + 1, clean[k].ce / n, clean[k].correct / n,
-                           clean[k].size > 0 ? std::sqrt(clean[k].difference / clean[k].size)
-                                             : std::numeric_limits<double>::quiet_NaN(),
-                           (feedback ? permuted : clean)[k].ce / n,
-                           (feedback ? mean : clean)[k].ce / n, targets});
-    }
+                           clean[k].size > 0 ? std::sqrt(clean[k].difference / clean[k].size) : nan,
+                           disturb ? permuted[k].ce / n : nan, disturb ? mean[k].ce / n : nan,
+                           targets});
     return results;
 }
 

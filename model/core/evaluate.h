@@ -17,15 +17,16 @@ struct PassResult {
     // made exact; NaN where there is none (pass 1, or every sequence is shorter).
     double change = 0;
     // The loss when the carried states are disturbed at every feedback pass: permuted over the
-    // fused rows of the whole batch, or all replaced by the mean of those rows.
+    // fused rows of the whole batch, or all replaced by the mean of those rows; NaN if not asked.
     double permuted = 0, mean = 0;
     int64_t targets = 0;
 };
 
 // Passes 1..passes over every batch that `next` gives, until it gives none: plain prefix 1, no
-// jitter. The permutation is drawn from the seed, the batch and the pass.
+// jitter. `disturb` adds the two disturbed losses, at three times the work; the permutation is
+// drawn from the seed, the batch and the pass.
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
-                                 int passes, uint64_t seed);
+                                 int passes, uint64_t seed, bool disturb);
 
 // Sequential decoding of known inputs: the share of targets that are the argmax, over all positions
 // and at each sequence's last target alone.

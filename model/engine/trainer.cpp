@@ -59,6 +59,12 @@ void Trainer::save(const std::string& run, const nlohmann::json& config, int kee
 }
 
 StepReport Trainer::advance() {
+    if (state_.skipped >= config_.max_skipped)
+        throw Error(ErrorKind::diverged,
+                    "diverged: loss or gradients were not finite for " +
+                        std::to_string(state_.skipped) + " steps in a row, up to step " +
+                        std::to_string(state_.step) +
+                        "; lower the learning rate, or give the schedule three-pass steps");
     const auto start = std::chrono::steady_clock::now();
     const core::Batch batch = source_.next(config_.tokens_per_step);
     core::PassPlan plan;
@@ -91,12 +97,6 @@ StepReport Trainer::advance() {
         optimizer_->step(report.learning_rate, report.norm);
         state_.skipped = 0;
     }
-    if (state_.skipped >= config_.max_skipped)
-        throw Error(ErrorKind::diverged,
-                    "diverged: loss or gradients were not finite for " +
-                        std::to_string(state_.skipped) + " steps in a row, up to step " +
-                        std::to_string(state_.step + 1) +
-                        "; lower the learning rate, or give the schedule three-pass steps");
     report.step = ++state_.step;
     state_.epoch = source_.position().epoch;
     state_.index = source_.position().index;

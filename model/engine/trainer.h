@@ -61,7 +61,7 @@ class Trainer {
 
     int64_t step() const { return state_.step; }
     bool done() const { return state_.step >= config_.steps; }
-    // One update. Throws diverged after max_skipped non-finite steps in a row.
+    // One update. Throws diverged when max_skipped steps in a row were not finite.
     StepReport advance();
 
   private:

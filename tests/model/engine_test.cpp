@@ -146,7 +146,7 @@ TEST_F(Engine, EvaluationEqualsTheObjective) {
     const Batch batch = random_batch({30, 1, 8}, 23, 3);
     int given = 0;
     const auto results = evaluate(
-        model, [&]() { return given++ == 0 ? std::optional(batch) : std::nullopt; }, 5, 1);
+        model, [&]() { return given++ == 0 ? std::optional(batch) : std::nullopt; }, 5, 1, true);
     PassPlan plan;
     plan.passes = 5;
     plan.plain.assign(4, {1, 1, 1});
@@ -261,8 +261,7 @@ TEST(Trainer, NonFiniteGradientsSkipThenStop) {
     nn::Parameter& gain = model.parameters().at("final_norm.gain");
     gain.weight().value.data<float>()[3] = NAN;
     const std::string hash = weights_hash(model);
-    EXPECT_TRUE(trainer.advance().skipped);
-    EXPECT_TRUE(trainer.advance().skipped);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(trainer.advance().skipped);
     EXPECT_EQ(weights_hash(model), hash);
     try {
         trainer.advance();
