@@ -69,12 +69,15 @@ int run(int argc, char** argv) {
     return kUsage;
 }
 
-// By default OpenMP's threads spin at the end of every parallel loop. Where another process wants
-// one of the cores, a training step then takes twenty times as long; asleep, they cost a few per
-// cent of an idle machine. The runtime reads the policy before main, so set it and start again.
-void wait_asleep(char** argv) {
-    if (std::getenv("OMP_WAIT_POLICY")) return;
-    setenv("OMP_WAIT_POLICY", "passive", 1);
+// By default OpenMP's threads spin for milliseconds at the end of every parallel loop. Where
+// another process wants one of the cores, a training step then takes twenty times as long. Spinning
+// for a few microseconds keeps the speed of an idle machine and costs little on a busy one. The
+// runtimes (gcc's, clang's) read this before main, so set it and start again.
+void spin_briefly(char** argv) {
+    for (const char* chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
+        if (std::getenv(chosen)) return;
+    setenv("GOMP_SPINCOUNT", "2000", 1);
+    setenv("KMP_BLOCKTIME", "0", 1);
     execv("/proc/self/exe", argv);  // comes back only where that cannot be done
 }
 
@@ -83,7 +86,7 @@ void wait_asleep(char** argv) {
 
 int main(int argc, char** argv) {
     using namespace fbt::apps;
-    wait_asleep(argv);
+    spin_briefly(argv);
     // Writing to a reader that left must be an error that the writer sees, not the end.
     signal(SIGPIPE, SIG_IGN);
     try {
