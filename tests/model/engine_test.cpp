@@ -90,6 +90,13 @@ TEST_F(Engine, SamplesDoNotDependOnCompany) {
         EXPECT_EQ(alone[s].logprobs, all[s].logprobs);
     }
     EXPECT_NE(all[0].tokens, all[1].tokens);
+    // Neighbours that end early move a sequence to another row: prompt 1 beside a long prompt 0.
+    const auto beside_short = generate(model, {prompts[1], prompts[0]}, g);
+    const auto beside_long = generate(model, {prompts[2], prompts[0]}, g);
+    for (int s = 3; s < 6; ++s) EXPECT_EQ(beside_long[s].tokens, beside_short[s].tokens);
+    g.samples = 1;
+    EXPECT_EQ(generate(model, prompts, g)[1].tokens, all[3].tokens);
+    EXPECT_LT(beside_long[0].tokens.size() - prompts[2].size(), 30u);
     EXPECT_EQ(all[6].finish, Finish::context);  // 40 + 30 > 60
     EXPECT_EQ(all[6].tokens.size(), 60u);
     EXPECT_EQ(all[0].finish, Finish::length);

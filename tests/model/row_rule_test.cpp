@@ -137,6 +137,23 @@ TEST_P(RowRule, TrainingPassesEqualReplayPasses) {
     }
 }
 
+// The fused prompt is training's second pass with position 0 plain.
+TEST_P(RowRule, FusedPrefillEqualsTheSecondPass) {
+    for (int P : {1, 2, 3, 150}) {
+        Batch batch = random_batch({P}, model.config().vocab_size, 9);
+        std::copy_n(tokens.begin(), P, batch.tokens.begin());
+        PassPlan plan;
+        plan.passes = 2;
+        plan.plain = {{1}};
+        Tape tape(false);
+        const Objective training = objective(model, tape, batch, plan, {.keep_states = true});
+        std::vector<Tensor> states;
+        Decoder(model, Mode::fused).prefill({batch.tokens}, &states);
+        EXPECT_TRUE(same_bits(states[0].to_vector<float>(), training.states[1].to_vector<float>()))
+            << P;
+    }
+}
+
 TEST_P(RowRule, RecordedStatesRebuildTheRolloutBitForBit) {
     for (Mode mode : {Mode::standard, Mode::soft, Mode::fused})
         for (int P : {1, 64, 131}) {
