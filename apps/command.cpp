@@ -36,8 +36,8 @@ DType Machine::checked_dtype() const {
     if (dtype == "bf16")
         throw Error(ErrorKind::usage,
                     "--dtype bf16 is not on the device " + device + " yet; use f32");
-    throw Error(ErrorKind::usage,
-                "--dtype is " + tensor::in_quotes(dtype) + ", needed f32, f64 or bf16");
+    throw Error(ErrorKind::usage, "--dtype is " + tensor::in_quotes(dtype) +
+                                      ", needed f32, or f64 on the device ref");
 }
 
 std::vector<int> parse_list(const std::string& flag, const std::string& text) {

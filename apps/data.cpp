@@ -35,8 +35,10 @@ struct Data {
         table.row(
             {"validation", std::to_string(meta.val_tokens), std::to_string(meta.val_text_bytes)});
         console.print(table.text());
-        console.line(std::to_string(meta.documents) + " documents, tokenizer " + meta.tokenizer +
-                     ", vocabulary " + std::to_string(meta.vocab_size) + "; wrote " + options.out);
+        console.line(std::to_string(meta.documents) +
+                     (meta.documents == 1 ? " document, tokenizer " : " documents, tokenizer ") +
+                     meta.tokenizer + ", vocabulary " + std::to_string(meta.vocab_size) +
+                     "; wrote " + options.out);
         nlohmann::json result = to_json(meta);
         result["out"] = options.out;
         console.result(result);

@@ -277,7 +277,7 @@ void Train::take_vocabulary(const Corpus& corpus) {
         throw Error(ErrorKind::usage, "vocab_size is " + std::to_string(model_.vocab_size) +
                                           ", but the data's vocabulary has " +
                                           std::to_string(corpus.vocab_size()) +
-                                          "; leave it out to take the data's");
+                                          "; --vocab-size 0 takes the data's");
     model_.vocab_size = corpus.vocab_size();
     model_.validate();
 }

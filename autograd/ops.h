@@ -11,9 +11,10 @@ Var linear(Tape& tape, const Var& x, Weight& w);
 // y[n] = w[tokens[n]]. tokens [N] i32, w [V,D].
 Var embedding(Tape& tape, const Tensor& tokens, Weight& w);
 
+// x [N,D], gain [D].
 Var rmsnorm(Tape& tape, const Var& x, Weight& gain, double eps);
 
-// x + alpha * rmsnorm(branch).
+// x + alpha * rmsnorm(branch). x, branch [N,D], gain [D].
 Var residual_rmsnorm(Tape& tape, const Var& x, const Var& branch, Weight& gain, double alpha,
                      double eps);
 
@@ -29,8 +30,10 @@ Var attention(Tape& tape, const Var& q, const Var& k, const Var& v,
 // x * sigmoid(g), g broadcast over x's last dimension: x [N,H,C], g [N,H], or both [N,D].
 Var gate(Tape& tape, const Var& x, const Var& g);
 
+// silu(gate) * up, both [N,F].
 Var swiglu(Tape& tape, const Var& gate, const Var& up);
 
+// a + b, equal shapes; [a | b] of a [N,A] and b [N,B]; the same elements in another shape.
 Var add(Tape& tape, const Var& a, const Var& b);
 Var concat_columns(Tape& tape, const Var& a, const Var& b);
 Var view(Tape& tape, const Var& x, tensor::Shape shape);

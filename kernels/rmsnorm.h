@@ -13,7 +13,7 @@ FBT_OP(template <class T, class A = accumulate_t<T>>
        Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int D, A eps,
                               Stream s);)
 
-// Forward of the residual branch (docs/algorithm.md, the model):
+// Forward of the residual branch (docs/algorithm.md, the stack):
 //   y[n,d] = x[n,d] + alpha * branch[n,d] * rstd[n] * gain[d],  rstd of `branch`
 // Shapes as above; y may be x or branch.
 FBT_OP(template <class T, class A = accumulate_t<T>>

@@ -34,8 +34,8 @@ class AdamW {
     std::vector<State> states_;
 };
 
-// Warm-up, stable, decay (WSD): linear from 0 over `warmup` steps, then 1, then linear to 0 over
-// the last `decay` fraction of `steps`. `step` counts from 0.
+// Warm-up, stable, decay (WSD), as a factor: (step+1)/warmup up to 1, then 1, then over the last
+// `decay` fraction of `steps` linear down to 1/(decay*steps) at the last. `step` counts from 0.
 double wsd_schedule(int64_t step, int64_t steps, int64_t warmup, double decay);
 
 }  // namespace fbt::nn

@@ -4,19 +4,15 @@
 #include <numbers>
 
 #include "kernels/philox.h"
+#include "tensor/file.h"
 
 namespace fbt::nn {
 namespace {
 
-uint64_t hash_of(const std::string& name) {  // FNV-1a: the draw of a parameter follows its name
-    uint64_t h = 1469598103934665603u;
-    for (unsigned char c : name) h = (h ^ c) * 1099511628211u;
-    return h;
-}
-
 // Standard normal numbers by Box and Muller, two from each pair of uniforms.
 std::vector<double> normal(const std::string& name, int64_t n, double std, uint64_t seed) {
-    const auto key = kernels::philox_key(seed, kernels::Draw::initial_weights, hash_of(name));
+    const auto key = kernels::philox_key(seed, kernels::Draw::initial_weights,
+                                         tensor::hash(tensor::bytes_of(name)));
     std::vector<double> out(n);
     for (int64_t i = 0; i < n; i += 4) {
         const kernels::Philox4 bits = kernels::philox_four(key, uint64_t(i / 4), 0, 0);
@@ -41,7 +37,6 @@ void Parameter::set(Context& context, const std::vector<double>& values, DType d
 }
 
 void Parameter::updated() {
-    ++version_;
     if (role_ == Role::gain) return;
     tensor::matmul_pack(weight_.packed, weight_.value, false);
     if (trained()) tensor::matmul_pack(weight_.packed_back, weight_.value, true);

@@ -38,14 +38,12 @@ class Parameter {
     void set(Context& context, const std::vector<double>& values, DType dtype, bool trained);
     // To be called whenever weight().value changed: refreshes the packed copies.
     void updated();
-    int64_t version() const { return version_; }  // how often updated() was called
 
   private:
     std::string name_;
     Shape shape_;
     Role role_;
     Weight weight_;
-    int64_t version_ = 0;
 };
 
 // The parameters of a model, in the order of its checkpoint names. Addresses stay valid.
@@ -58,7 +56,7 @@ class ParameterSet {
     int64_t count() const;  // numbers, not tensors
 
     // Embedding normal with std 0.02, gains 1, matrices normal with std 1/sqrt(fan_in), drawn by
-    // counter from the seed and the parameter's place, so that adding one moves no other.
+    // counter from the seed and the parameter's name, so that adding one moves no other.
     void initialise(Context& context, DType dtype, uint64_t seed, bool trained);
     void zero_gradients();
 

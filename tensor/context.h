@@ -49,7 +49,6 @@ class Arena {
     Memory& memory() { return *memory_; }
     size_t in_use() const { return in_use_; }
     size_t peak() const { return peak_; }
-    void reset_peak() { peak_ = in_use_; }
 
   private:
     static size_t rounded(size_t bytes);
@@ -64,6 +63,7 @@ class Context {
   public:
     // name: cpu, ref, cuda or simt (the last two where this build has them).
     // threads: OpenMP threads of host kernels; 0 means as many as the machine has.
+    // Errors  usage for a name that this build does not have, or without a GPU.
     explicit Context(const std::string& name, int threads = 0);
 
     const std::string& name() const { return name_; }

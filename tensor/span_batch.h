@@ -17,8 +17,7 @@ class SpanBatch {
     // Copies the tables to the device; call once, after the last add.
     void upload(Context& context);
 
-    int64_t rows() const { return int64_t(positions_.size()); }  // N
-    const std::vector<kernels::Span>& spans() const { return spans_; }
+    int64_t rows() const { return int64_t(positions_.size()); }           // N
     const std::vector<int32_t>& positions() const { return positions_; }  // [N]
     // The store row of each packed row's own position, [N].
     std::vector<int64_t> own_slots() const;

@@ -49,8 +49,10 @@ class Tensor {
     }
     std::byte* raw() const { return static_cast<std::byte*>(storage_->pointer) + offset_; }
 
-    Tensor view(Shape shape) const;                   // same elements, another shape
-    Tensor rows(int64_t first, int64_t count) const;  // a slice of dimension 0
+    // The same elements in another shape; a slice of dimension 0. Errors  internal when the sizes
+    // do not fit.
+    Tensor view(Shape shape) const;
+    Tensor rows(int64_t first, int64_t count) const;
 
     void zero();
     void copy_from(const Tensor& other);  // same numel and dtype

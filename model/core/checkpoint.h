@@ -2,7 +2,7 @@
 //   model.safetensors      parameters by name, f32 (or f64), __metadata__.format = pt
 //   optimizer.safetensors  m/NAME, v/NAME, and steps/NAME, a scalar i64
 //   config.json            "model" (core/config.h) and "train", every setting of the run
-//   state.json             step, data position, seed, code version
+//   state.json             step, data position, seed, skipped steps, version of this format
 // A checkpoint is written under a name that begins with a dot, fsynced and renamed: it is there
 // whole or not at all.
 #pragma once

@@ -31,8 +31,7 @@ class Decoder {
     // bits do not depend on which other sequences are in the call.
     Tensor step(const std::vector<int>& ids, const std::vector<int32_t>& tokens);
 
-    int length(int id) const { return live_[id].length; }  // positions fed so far
-    Tensor states(const std::vector<int>& ids) const;      // the newest top states, [ids,D]
+    Tensor states(const std::vector<int>& ids) const;  // the newest top states, [ids,D]
     Model& model() const { return model_; }
     const PagedStore& store() const { return *store_; }
     const PagedStore::Pages& pages(int id) const { return live_[id].pages; }

@@ -38,7 +38,6 @@ bool positive(const std::string& s, T& value) {
 
 PassSchedule PassSchedule::parse(const std::string& text) {
     PassSchedule schedule;
-    schedule.text_ = text;
     for (const std::string& part : split(text, ',')) {
         const std::vector<std::string> sides = split(part, ':');
         Phase phase;

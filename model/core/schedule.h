@@ -19,14 +19,12 @@ class PassSchedule {
     // a mixture, so that all ranks and a resumed run draw the same.
     int passes_at(int64_t step, int64_t steps, uint64_t seed) const;
     int max_passes() const;
-    const std::string& text() const { return text_; }
 
   private:
     struct Phase {
         double share;
         std::vector<std::pair<int, double>> mixture;  // pass count, weight
     };
-    std::string text_;
     std::vector<Phase> phases_;
 };
 

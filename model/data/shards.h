@@ -30,7 +30,6 @@ class Shard {
     int32_t operator[](int64_t i) const {
         return width_ == 2 ? int32_t(load<uint16_t>(i)) : int32_t(load<uint32_t>(i));
     }
-    const std::string& path() const { return file_.path(); }
 
   private:
     template <class T>

@@ -197,8 +197,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec, const std::st
     if (spec == "bytes") return std::make_unique<BytesTokenizer>();
     if (!spec.ends_with(".model"))
         throw Error(ErrorKind::usage, "tokenizer " + tensor::in_quotes(spec) +
-                                          " is unknown; expected bytes or the path of a "
-                                          "SentencePiece .model");
+                                          " is unknown; expected bytes, the path of a "
+                                          "SentencePiece .model, or sentencepiece:N to train one");
     const std::string path = (std::filesystem::path(folder) / spec).string();
     return std::make_unique<SentencePieceTokenizer>(tensor::read_file(path), path);
 }

@@ -44,7 +44,8 @@ struct StepReport {
     int passes = 1;
     double total = 0;
     std::vector<double> pass_loss;
-    double norm = 0, learning_rate = 0;
+    double norm = 0;  // of the whole gradient, before clipping
+    double learning_rate = 0;
     int64_t tokens = 0;  // positions of the batch
     double milliseconds = 0;
     bool skipped = false;  // the loss or a gradient was not finite; nothing was updated

@@ -53,6 +53,8 @@ struct Implementation {
     Status (*forward)(float*, const float*, const float*, int64_t, int64_t, int64_t, Stream);
 };
 
+void PrintTo(const Implementation& i, std::ostream* out) { *out << i.name; }
+
 class MatmulForward : public testing::TestWithParam<Implementation> {
   protected:
     std::vector<float> pack(const std::vector<float>& w, int64_t N, int64_t K, bool transposed) {

@@ -23,7 +23,9 @@ std::vector<std::string> broken(const std::string& document, int& pairs) {
     std::vector<std::string> out;
     for (std::sregex_iterator it(document.begin(), document.end(), pair), end; it != end; ++it) {
         ++pairs;
-        const std::string text = read(std::string(FBT_SOURCE_DIR "/") + (*it)[1].str());
+        static const std::regex comment("//[^\n]*");
+        const std::string text =
+            std::regex_replace(read(std::string(FBT_SOURCE_DIR "/") + (*it)[1].str()), comment, "");
         if (!std::regex_search(text, std::regex("\\b" + (*it)[2].str() + "\\b")))
             out.push_back(it->str());
     }
