@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "tensor/file.h"
@@ -95,11 +96,15 @@ std::vector<double> read_values(const SafetensorsFile& file, const std::string& 
     if (it->second.shape != shape)
         bad(file.path(), name + " is " + tensor::to_string(it->second.shape) + ", expected " +
                              tensor::to_string(shape));
+    const DType dtype = it->second.dtype;
+    if (dtype != DType::f32 && dtype != DType::f64 && dtype != DType::bf16)
+        bad(file.path(), name + " is " + tensor::name_of(dtype) + ", expected f32, f64 or bf16");
     std::vector<double> values = file.read<double>(name);
     for (size_t i = 0; i < values.size(); ++i)
         if (!std::isfinite(values[i]))
             bad(file.path(), name + " holds a value that is not finite, at element " +
-                                 std::to_string(i) + "; the checkpoint cannot be used");
+                                 std::to_string(i) +
+                                 "; remove the checkpoint to go on from the one before");
     return values;
 }
 
@@ -116,6 +121,13 @@ void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& opti
                      const TrainingState& state, const json& config, int keep_last) {
     const std::string name = name_of_step(state.step);
     const fs::path temporary = fs::path(run) / ("." + name + ".tmp"), final = fs::path(run) / name;
+    // A broken model must not push the good checkpoints out.
+    for (const nn::Parameter& p : model.parameters().all())
+        if (!std::isfinite(tensor::square_sum(p.weight().value)))
+            throw Error(ErrorKind::diverged, "diverged: " + p.name() +
+                                                 " is not finite after step " +
+                                                 std::to_string(state.step) +
+                                                 "; it is not saved, older checkpoints stay");
     if (complete(final)) return;  // this run's state at this step, which is a function of the step
     try {
         fs::create_directories(run);
@@ -182,7 +194,7 @@ std::string find_checkpoint(const std::string& path) {
             bad(path,
                 "is no complete checkpoint: it needs model.safetensors, "
                 "optimizer.safetensors, config.json and state.json");
-        return path;
+        return fs::canonical(path).string();
     }
     if (const auto newest = newest_checkpoint(path)) return *newest;
     bad(path, fs::exists(path)
@@ -234,16 +246,28 @@ void load_optimizer(const std::string& checkpoint, Model& model, nn::AdamW& opti
 TrainingState load_state(const std::string& checkpoint) {
     const std::string path = checkpoint + "/state.json";
     const json state = read_json(path);
-    try {
-        if (state.at("version") != kVersion)
-            bad(path,
-                "version is " + state.at("version").dump() + ", expected \"" + kVersion + "\"");
-        return {state.at("step").get<int64_t>(), state.at("epoch").get<int64_t>(),
-                state.at("index").get<int64_t>(), state.at("seed").get<uint64_t>(),
-                state.at("skipped").get<int64_t>()};
-    } catch (const json::exception& e) {
-        bad(path, e.what());
-    }
+    if (!state.is_object() || !state.contains("version") || state["version"] != kVersion)
+        bad(path, std::string("lacks \"version\": \"") + kVersion + "\"");
+    const auto count = [&](const char* key) {
+        if (!state.contains(key) || !state[key].is_number_unsigned() ||
+            state[key].get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max()))
+            bad(path, std::string(key) + " is " +
+                          (state.contains(key) ? state[key].dump() : "missing") +
+                          ", expected a whole number from 0 on");
+        return state[key].get<int64_t>();
+    };
+    TrainingState out;
+    out.step = count("step");
+    out.epoch = count("epoch");
+    out.index = count("index");
+    out.skipped = count("skipped");
+    if (!state.contains("seed") || !state["seed"].is_number_unsigned())
+        bad(path, "seed is missing or no whole number from 0 on");
+    out.seed = state["seed"].get<uint64_t>();
+    if (const int64_t named = step_of(checkpoint); named >= 0 && named != out.step)
+        bad(path, "step is " + std::to_string(out.step) + ", but the folder's name says " +
+                      std::to_string(named));
+    return out;
 }
 
 std::string weights_hash(Model& model) {

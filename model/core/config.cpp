@@ -1,5 +1,6 @@
 #include "model/core/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/error.h"
@@ -24,15 +25,19 @@ void Config::validate() const {
         throw Error(ErrorKind::usage,
                     std::string("model: ") + key + " is " + shown.dump() + ", needed " + wanted);
     };
-    need(vocab_size >= 1, "vocab_size", vocab_size, "at least 1");
-    need(dim >= 1, "dim", dim, "at least 1");
-    need(layers >= 1, "layers", layers, "at least 1");
-    need(heads >= 1, "heads", heads, "at least 1");
+    // The upper bounds are far beyond use; they keep products of sizes inside 64 bits.
+    const auto size = [&](const char* key, int value, int most, const char* wanted) {
+        need(value >= 1 && value <= most, key, value, wanted);
+    };
+    size("vocab_size", vocab_size, 1 << 24, "1 to 16777216");
+    size("dim", dim, 1 << 16, "1 to 65536");
+    size("layers", layers, 1 << 12, "1 to 4096");
+    size("heads", heads, 1 << 12, "1 to 4096");
     need(kv_heads >= 1 && heads % kv_heads == 0, "kv_heads", kv_heads, "a divisor of heads");
     need(head_dim >= 2 && head_dim % 2 == 0 && head_dim <= 256, "head_dim", head_dim,
          "an even number up to 256");
-    need(ffn_dim >= 1, "ffn_dim", ffn_dim, "at least 1");
-    need(context >= 1, "context", context, "at least 1");
+    size("ffn_dim", ffn_dim, 1 << 20, "1 to 1048576");
+    size("context", context, 1 << 24, "1 to 16777216");
     need(window >= 1, "window", window, "at least 1");
     need(full_attention_every >= 1, "full_attention_every", full_attention_every, "at least 1");
     need(rope_theta > 0 && std::isfinite(rope_theta), "rope_theta", rope_theta, "above 0");
@@ -99,10 +104,19 @@ Config config_from_json(const nlohmann::json& json) {
         each_key(config, [&](const char* key, auto& value) {
             if (!json.contains(key)) return;
             ++known;
-            if (!json[key].is_number())
-                throw Error(ErrorKind::usage, std::string("model: ") + key + " is " +
-                                                  json[key].dump() + ", needed a number");
-            json[key].get_to(value);
+            const nlohmann::json& given = json[key];
+            constexpr bool whole = std::is_integral_v<std::decay_t<decltype(value)>>;
+            if (whole ? !given.is_number_integer() : !given.is_number())
+                throw Error(ErrorKind::usage,
+                            std::string("model: ") + key + " is " + given.dump() +
+                                (whole ? ", needed a whole number" : ", needed a number"));
+            if constexpr (whole) {
+                // Negative or huge: validate() rejects what these stand for.
+                const double x = std::clamp(given.get<double>(), -1.0, 2147483647.0);
+                value = int(x);
+            } else {
+                value = given.get<double>();
+            }
         });
     } catch (const nlohmann::json::exception& e) {
         throw Error(ErrorKind::usage, std::string("model: ") + e.what());

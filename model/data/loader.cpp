@@ -76,7 +76,8 @@ Loader::Loader(const Split& split, int vocab_size, int context, uint64_t seed)
 
 void Loader::seek(Position position) {
     const int64_t n = sequences_per_epoch();
-    if (position.epoch < 0 || position.index < 0 || position.index >= n)
+    if (position.epoch < 0 || position.epoch > (int64_t(1) << 62) / n || position.index < 0 ||
+        position.index >= n)
         throw Error(ErrorKind::bad_file,
                     "data position (epoch " + std::to_string(position.epoch) + ", index " +
                         std::to_string(position.index) + ") is outside the data, which has " +

@@ -1,5 +1,6 @@
 #include "model/engine/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -9,25 +10,25 @@ using tensor::Error;
 using tensor::ErrorKind;
 
 MemoryPlan plan_memory(const core::Config& m, const TrainConfig& config, tensor::DType dtype) {
-    const int64_t size = tensor::size_of(dtype);
-    const int64_t D = m.dim, HC = int64_t(m.heads) * m.head_dim,
-                  GC = int64_t(m.kv_heads) * m.head_dim, F = m.ffn_dim;
-    const int64_t matrices = int64_t(m.vocab_size) * D + 2 * D * D +
-                             m.layers * (2 * D * HC + 2 * D * GC + D * m.heads + 3 * D * F);
+    // In double: settings far beyond any memory must not wrap around to a plan that fits.
+    const double size = double(tensor::size_of(dtype)), D = m.dim, F = m.ffn_dim, L = m.layers,
+                 V = m.vocab_size, HC = double(m.heads) * m.head_dim,
+                 GC = double(m.kv_heads) * m.head_dim;
+    const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
+    const double matrices =
+        V * D + 2 * D * D + L * (2 * D * HC + 2 * D * GC + D * m.heads + 3 * D * F);
     MemoryPlan plan;
-    plan.parameters = matrices * size * (4 + 2);  // value, gradient, two moments; packed both ways
+    plan.parameters = bytes(matrices * size * (4 + 2));  // value, gradient, moments; packed twice
 
     // What the rules of one block keep for each row, and what a block must keep when it is run
     // again on the way back: its input and its own keys and values.
-    const int64_t block = 7 * D + 4 * HC + 4 * GC + 3 * F + 2 * m.heads;
-    const int64_t kept = D + 2 * GC;
+    const double block = 7 * D + 4 * HC + 4 * GC + 3 * F + 2.0 * m.heads, kept = D + 2 * GC;
     const int K = config.schedule.max_passes();
-    const int64_t rows = config.tokens_per_step * K;  // prefixes may all be short
-    const int64_t joined = K > 1 ? 2 * GC : 0;        // a feedback pass's store
-    const int64_t outside = rows * 6 * D + autograd::kLogitRows * m.vocab_size;  // fusion, head
-    plan.activations = size * (outside + rows * m.layers * (block + joined));
-    plan.recomputed =
-        size * (outside + rows * m.layers * kept + 2 * config.tokens_per_step * (block + joined));
+    const double tokens = double(config.tokens_per_step), rows = tokens * K;  // prefixes all short
+    const double joined = K > 1 ? 2 * GC : 0;                        // a later pass's store
+    const double outside = rows * 6 * D + autograd::kLogitRows * V;  // fusion, head
+    plan.activations = bytes(size * (outside + rows * L * (block + joined)));
+    plan.recomputed = bytes(size * (outside + rows * L * kept + 2 * tokens * (block + joined)));
     if (config.memory_budget > 0) {
         plan.recompute = plan.parameters + plan.activations > config.memory_budget;
         if (plan.recompute && plan.parameters + plan.recomputed > config.memory_budget)
@@ -49,6 +50,10 @@ Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, b
 
 void Trainer::load(const std::string& checkpoint) {
     state_ = core::load_state(checkpoint);
+    if (state_.seed != config_.seed)
+        throw Error(ErrorKind::bad_file, checkpoint + "/state.json: seed is " +
+                                             std::to_string(state_.seed) + ", but the run's is " +
+                                             std::to_string(config_.seed));
     core::load_parameters(checkpoint, model_, true);
     core::load_optimizer(checkpoint, model_, *optimizer_);
     source_.seek({state_.epoch, state_.index});

@@ -139,6 +139,54 @@ TEST_F(Checkpoint, NanTensor) {
         << error();
 }
 
+TEST_F(Checkpoint, IntegersAreNoWeights) {
+    save(1);
+    const std::string path = find_checkpoint(run) + "/model.safetensors";
+    std::string bytes = tensor::read_file(path);
+    const size_t at = bytes.find("F32", bytes.find("final_norm.gain"));
+    ASSERT_NE(at, std::string::npos);
+    bytes.replace(at, 3, "I32");
+    std::ofstream(path, std::ios::binary) << bytes;
+    EXPECT_NE(error().find("final_norm.gain is i32"), std::string::npos) << error();
+}
+
+TEST_F(Checkpoint, ABrokenModelIsNotSaved) {
+    save(1);
+    model.parameters().at("final_norm.gain").weight().value.data<float>()[0] = INFINITY;
+    try {
+        save(2, 1);
+        ADD_FAILURE() << "was saved";
+    } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), tensor::ErrorKind::diverged);
+    }
+    EXPECT_EQ(fs::path(find_checkpoint(run)).filename(), "step_00000001");
+}
+
+TEST_F(Checkpoint, StateMustBeWhatItsFolderSays) {
+    save(3);
+    const std::string path = find_checkpoint(run);
+    const auto good = nlohmann::json::parse(tensor::read_file(path + "/state.json"));
+    for (const auto& [key, value] :
+         std::vector<std::pair<std::string, nlohmann::json>>{{"step", 2},
+                                                             {"step", -3},
+                                                             {"step", 3.5},
+                                                             {"step", 1e300},
+                                                             {"skipped", -1},
+                                                             {"epoch", "x"},
+                                                             {"index", nullptr},
+                                                             {"seed", -1}}) {
+        nlohmann::json state = good;
+        state[key] = value;
+        std::ofstream(path + "/state.json") << state;
+        EXPECT_THROW(load_state(path), Error) << key << " " << value;
+    }
+}
+
+TEST_F(Checkpoint, PathsAreNormalised) {
+    save(3);
+    EXPECT_EQ(find_checkpoint((run / "step_00000003/").string()), (run / "step_00000003").string());
+}
+
 TEST_F(Checkpoint, DamagedJson) {
     save(1);
     const std::string path = find_checkpoint(run);

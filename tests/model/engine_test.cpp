@@ -1,6 +1,7 @@
 // Generation, evaluation, schedules, optimiser and trainer.
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "model/core/evaluate.h"
 #include "model/core/schedule.h"
@@ -60,7 +61,8 @@ TEST(Config, UnknownKeysAndBadValuesAreErrors) {
     for (const char* text :
          {R"({"dims": 3})", R"({"dim": 0})", R"({"dim": "x"})", R"({"heads": 3, "kv_heads": 2})",
           R"({"head_dim": 7})", R"({"head_dim": 258})", R"({"fusion": "sum"})", R"([])",
-          R"({"norm_eps": 0})"})
+          R"({"norm_eps": 0})", R"({"dim": 1e300})", R"({"dim": 2147483647})",
+          R"({"layers": 4294967297})", R"({"dim": 8.5})"})
         EXPECT_THROW(config_from_json(json::parse(text)), Error) << text;
 }
 
@@ -288,6 +290,9 @@ TEST(MemoryPlan, ChoosesRecomputationByBudget) {
     t.memory_budget = free.parameters + free.activations - 1;
     EXPECT_TRUE(plan_memory(config, t, DType::f32).recompute);
     t.memory_budget = free.parameters;
+    EXPECT_THROW(plan_memory(config, t, DType::f32), Error);
+    t.tokens_per_step = std::numeric_limits<int64_t>::max();  // no wrapping around
+    t.memory_budget = int64_t(1) << 40;
     EXPECT_THROW(plan_memory(config, t, DType::f32), Error);
 }
 
