@@ -4,6 +4,8 @@
 
 namespace fbt::model::core {
 
+constexpr int64_t kPrefillRows = 4096;  // of one call; a longer prompt has a call of its own
+
 std::string to_string(Mode mode) {
     switch (mode) {
         case Mode::standard:
@@ -57,29 +59,61 @@ std::vector<int> Decoder::prefill(const std::vector<std::vector<int32_t>>& promp
                                   std::vector<Tensor>* states) {
     std::vector<int> ids;
     for (const std::vector<int32_t>& prompt : prompts) {
-        const int P = int(prompt.size()), id = add();
-        Live& live = live_[id];
-        store_->reserve(live.pages, P);
-        auto spans = std::make_shared<SpanBatch>();
-        PagedStore::add_span(*spans, live.pages, 0, P);
-        Tensor h = advance(model_, store_, spans, prompt);
-        if (mode_ == Mode::fused && P > 1) {
-            // Position 0 is plain in every pass, so its keys and values stand; the second pass
-            // rewrites the others, each fused with pass 1's state before it.
-            Tensor both = Tensor::empty(h.context(), h.shape(), h.dtype());
-            both.rows(0, 1).copy_from(h.rows(0, 1));
-            auto rest = std::make_shared<SpanBatch>();
-            PagedStore::add_span(*rest, live.pages, 1, P - 1);
-            both.rows(1, P - 1).copy_from(advance(
-                model_, store_, rest, {prompt.begin() + 1, prompt.end()}, h.rows(0, P - 1)));
-            h = both;
+        ids.push_back(add());
+        live_[ids.back()].length = int(prompt.size());
+        store_->reserve(live_[ids.back()].pages, int(prompt.size()));
+    }
+    // As many whole prompts a call as fit, so that activations stay small.
+    for (size_t begin = 0, end = 0; begin < ids.size(); begin = end) {
+        int64_t rows = 0;
+        while (end < ids.size() && (end == begin || rows + live_[ids[end]].length <= kPrefillRows))
+            rows += live_[ids[end++]].length;
+        const std::vector<int> group(ids.begin() + begin, ids.begin() + end);
+        const Tensor h = prefill(group, {prompts.begin() + begin, prompts.begin() + end});
+        std::vector<int64_t> last;
+        int64_t row = 0;
+        for (int id : group) {
+            if (states) states->push_back(h.rows(row, live_[id].length));
+            row += live_[id].length;
+            last.push_back(row - 1);
         }
-        live.length = P;
-        remember({id}, h, {P - 1});
-        if (states) states->push_back(h);
-        ids.push_back(id);
+        remember(group, h, last);
     }
     return ids;
+}
+
+// Top states of the prompts' positions, packed.
+Tensor Decoder::prefill(const std::vector<int>& ids,
+                        const std::vector<std::vector<int32_t>>& prompts) {
+    const auto spans_from = [&](int first) {
+        auto spans = std::make_shared<SpanBatch>();
+        for (int id : ids)
+            PagedStore::add_span(*spans, live_[id].pages, first, live_[id].length - first);
+        return spans;
+    };
+    std::vector<int32_t> tokens, rest;
+    std::vector<int64_t> before, here;  // rows of t-1 and t, for t >= 1
+    for (const std::vector<int32_t>& prompt : prompts)
+        for (size_t t = 0; t < prompt.size(); ++t) {
+            if (t > 0) {
+                before.push_back(int64_t(tokens.size()) - 1);
+                here.push_back(int64_t(tokens.size()));
+                rest.push_back(prompt[t]);
+            }
+            tokens.push_back(prompt[t]);
+        }
+    const Tensor plain = advance(model_, store_, spans_from(0), tokens);
+    if (mode_ != Mode::fused || rest.empty()) return plain;
+    // Position 0 is plain in every pass, so its keys and values stand; the second pass rewrites the
+    // others, each fused with pass 1's state before it.
+    Context& context = model_.context();
+    const int64_t n = int64_t(rest.size());
+    const Tensor carried = tensor::carry_forward({}, plain, Tensor::from(context, before, {n}), {});
+    const Tensor fused = advance(model_, store_, spans_from(1), rest, carried);
+    Tensor both = Tensor::empty(context, plain.shape(), plain.dtype());
+    both.copy_from(plain);
+    tensor::copy_rows(both, Tensor::from(context, here, {n}), fused, {}, n);
+    return both;
 }
 
 int Decoder::fork(int id) {

@@ -47,6 +47,7 @@ class Decoder {
         bool used = false;
     };
     int add();
+    Tensor prefill(const std::vector<int>& ids, const std::vector<std::vector<int32_t>>& prompts);
     void remember(const std::vector<int>& ids, const Tensor& states,
                   const std::vector<int64_t>& rows);
 

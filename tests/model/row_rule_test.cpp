@@ -154,6 +154,24 @@ TEST_P(RowRule, FusedPrefillEqualsTheSecondPass) {
     }
 }
 
+// Prompts are packed into calls of at most 4096 rows.
+TEST_P(RowRule, PrefillDoesNotDependOnGrouping) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (int length : {4097, 1, 2, 1500, 2594, 2593})
+        prompts.push_back(random_tokens(length, model.config().vocab_size, unsigned(length)));
+    std::vector<Tensor> together;
+    Decoder decoder(model, Mode::fused);
+    const std::vector<int> ids = decoder.prefill(prompts, &together);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+        std::vector<Tensor> alone;
+        Decoder one(model, Mode::fused);
+        const int id = one.prefill({prompts[i]}, &alone)[0];
+        EXPECT_TRUE(same_bits(together[i].to_vector<float>(), alone[0].to_vector<float>()));
+        EXPECT_TRUE(same_bits(decoder.states({ids[i]}).to_vector<float>(),
+                              one.states({id}).to_vector<float>()));
+    }
+}
+
 TEST_P(RowRule, RecordedStatesRebuildTheRolloutBitForBit) {
     for (Mode mode : {Mode::standard, Mode::soft, Mode::fused})
         for (int P : {1, 64, 131}) {
