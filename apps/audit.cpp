@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "apps/command.h"
+#include "tensor/file.h"
 #include "tensor/safetensors.h"
 
 namespace fbt::apps {
@@ -15,11 +16,13 @@ using tensor::DType;
 using tensor::Error;
 using tensor::ErrorKind;
 
-// The engine's own values under the golden file's names.
+// The engine's own values under the golden file's names; whatever was there stays until they are
+// whole.
 void dump(const std::string& path, const core::Audit& audit, DType dtype) {
     std::vector<tensor::SafetensorsWriter::Item> items;
     for (const auto& [name, value] : audit.values) items.push_back({name, dtype, value.first});
-    tensor::SafetensorsWriter writer(path, items);
+    const std::string temporary = tensor::temporary_beside(path);
+    tensor::SafetensorsWriter writer(temporary, items);
     for (const auto& item : writer.items()) {
         const std::vector<double>& values = audit.values.at(item.name).second;
         if (dtype == DType::f64)
@@ -28,6 +31,7 @@ void dump(const std::string& path, const core::Audit& audit, DType dtype) {
             writer.write(item.name, std::vector<float>(values.begin(), values.end()));
     }
     writer.finish();
+    tensor::rename_durably(temporary, path);
 }
 
 struct Audit {
@@ -45,6 +49,7 @@ struct Audit {
         if (!out.empty() && files.size() > 1)
             throw Error(ErrorKind::usage, "--dump takes the values of one golden file, but " +
                                               std::to_string(files.size()) + " are named");
+        if (!out.empty()) check_output("--dump", out);
         const DType dtype = machine.checked_dtype();
         tensor::Context context = machine.context();
         bool ok = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 
 #include "tensor/file.h"
 
@@ -54,6 +55,17 @@ std::vector<int> parse_list(const std::string& flag, const std::string& text) {
         at = end + 1;
     }
     return out;
+}
+
+void check_output(const std::string& flag, const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code none;
+    const fs::file_status status = fs::status(path, none);
+    if (fs::exists(status) && !fs::is_regular_file(status))
+        throw Error(ErrorKind::usage, flag + " is " + tensor::in_quotes(path) +
+                                          ", which is there and is no regular file; needed the "
+                                          "name of a file to write");
+    tensor::OutputFile probe(tensor::temporary_beside(path));  // goes away again
 }
 
 }  // namespace fbt::apps

@@ -43,6 +43,14 @@ int Corpus::vocab_size() const {
                      : model::data::make_task(task_, 1, 0)->vocab_size();
 }
 
+int Corpus::longest(int length) const {
+    if (!is_text()) return length;
+    int most = 0;
+    for (const model::data::Piece& piece : model::data::cut(dataset_->train(), length))
+        most = std::max(most, piece.count);
+    return most;
+}
+
 std::unique_ptr<Source> Corpus::training(int length, uint64_t seed) const {
     if (!is_text()) return model::data::make_task(task_, length, seed);
     return std::make_unique<model::data::Loader>(dataset_->train(), vocab_size(), length, seed);

@@ -20,6 +20,9 @@ class Corpus {
     int vocab_size() const;
     const model::data::Tokenizer& tokenizer() const { return dataset_->tokenizer(); }
 
+    // The most tokens of any training sequence, where `length` is asked for.
+    int longest(int length) const;
+
     // Sequences of at most `length` tokens. The corpus must outlive the source.
     std::unique_ptr<model::data::Source> training(int length, uint64_t seed) const;
 

@@ -41,7 +41,7 @@ Eval::Eval(CLI::App& app) {
           "a run (its newest checkpoint), or one step_... folder of it");
     s.add("data", &data_, "data folder; without --data and --task, the run's own");
     s.add("task", &task_, "generated task instead of data: parity");
-    s.add("passes", &passes_, "passes 1 to this number").at_least(1);
+    s.add("passes", &passes_, "passes 1 to this number").at_least(1).at_most(1000000);
     s.add("context", &context_, "length of the sequences, in tokens; 0: as in training")
         .at_least(0)
         .at_most(1 << 24);
@@ -115,8 +115,8 @@ int Eval::run() {
     tensor::Context context = machine_.context();
     const Loaded loaded = load(checkpoint_, context, dtype);
     if (data_.empty() && task_.empty()) {
-        data_ = loaded.train.value("data", "");
-        task_ = loaded.train.value("task", "");
+        data_ = loaded.data;
+        task_ = loaded.task;
     }
     const Corpus corpus(data_, task_);
     const core::Config& config = loaded.model->config();
@@ -125,7 +125,7 @@ int Eval::run() {
                     "the data's vocabulary has " + std::to_string(corpus.vocab_size()) +
                         " tokens, but the model's has " + std::to_string(config.vocab_size));
 
-    const int trained = loaded.train.value("length", config.context);
+    const int trained = loaded.length;
     const int length = context_ > 0 ? context_ : trained;
     const int64_t sequences = sequences_ == 0 && !corpus.is_text() ? kTaskSequences : sequences_;
     const int64_t tokens =

@@ -44,15 +44,18 @@ Generate::Generate(CLI::App& app) {
     Settings& s = settings_;
     s.add("checkpoint", &checkpoint_,
           "a run (its newest checkpoint), or one step_... folder of it");
-    s.add("prompt", &prompt_, "text; of a task's run: token ids with spaces between");
+    s.add("prompt", &prompt_, "text; of a task's run: token ids with spaces between").any_bytes =
+        true;
     s.add("prompts", &prompts_, "file of prompts, one a line, or .jsonl with a \"prompt\" each");
     s.add("mode", &mode_, "standard, soft (the response carries states) or fused (the prompt too)");
     s.add("tokens", &tokens_, "tokens to sample, at most").at_least(1);
-    s.add("samples", &samples_, "of each prompt").at_least(1).at_most(1 << 20);
-    s.add("temperature", &temperature_, "0: the most probable token").at_least(0);
+    s.add("samples", &samples_, "of each prompt").at_least(1).at_most(1 << 16);
+    s.add("temperature", &temperature_, "0: the most probable token")
+        .at_least(0)
+        .at_most(1e30);  // within float, in which the logits are divided by it
     s.add("top_k", &top_k_, "sample among the k most probable only; 0: all").at_least(0);
     s.add("top_p", &top_p_, "sample among the fewest whose probability reaches this")
-        .above(0)
+        .at_least(1e-30)  // within float, where less would become 0
         .at_most(1);
     s.add("seed", &seed_, "of the samples");
     s.add("out", &out_, "file for the rollouts, FILE.jsonl");
@@ -157,10 +160,9 @@ int Generate::run() {
     if (!out_.empty() && !out_.ends_with(".jsonl"))
         throw Error(ErrorKind::usage, "--out is " + tensor::in_quotes(out_) +
                                           ", needed a name that ends with .jsonl");
-    const fs::path folder = fs::path(out_).parent_path();
-    if (!folder.empty() && !fs::is_directory(folder))  // said before the work, not after it
-        throw Error(ErrorKind::environment,
-                    "cannot write " + out_ + ": there is no folder " + folder.string());
+    if (!out_.empty()) check_output("--out", out_);
+    if (states_)
+        check_output("--out with --states", fs::path(out_).replace_extension(".safetensors"));
     const tensor::DType dtype = machine_.checked_dtype();
     const std::vector<std::string> texts = prompt_texts();
     engine::GenerateConfig config;

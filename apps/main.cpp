@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -58,7 +59,10 @@ int run(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help, --version
-        return app.exit(request);
+        std::ostringstream text;
+        const int code = app.exit(request, text, text);
+        Console(false).print(text.str());
+        return code;
     } catch (const CLI::ParseError& error) {
         std::string what = error.what();
         while (!what.empty() && what.back() == '\n') what.pop_back();

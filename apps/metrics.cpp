@@ -41,6 +41,8 @@ std::string rows_until(const std::string& text, int64_t step) {
 Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
     std::string kept;
     if (step > 0 && std::filesystem::exists(path)) kept = rows_until(tensor::read_file(path), step);
+    if (!kept.empty())  // each row ends with a newline
+        last_kept_ = json::parse(kept.substr(kept.rfind('\n', kept.size() - 2) + 1));
     tensor::write_file_durably(path, kept);
     descriptor_ = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
     if (descriptor_ < 0) fail();

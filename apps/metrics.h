@@ -15,6 +15,9 @@ class Metrics {
     Metrics(const Metrics&) = delete;
     Metrics& operator=(const Metrics&) = delete;
 
+    // The last of the rows that were kept: null without one.
+    const nlohmann::json& last_kept() const { return last_kept_; }
+
     // Numbers are written so that reading gives the same bits; one that is not finite is null.
     void append(const nlohmann::json& row);
     // To be called before a checkpoint is saved: its rows must not be younger than it.
@@ -24,6 +27,7 @@ class Metrics {
     [[noreturn]] void fail() const;
 
     std::string path_;
+    nlohmann::json last_kept_;
     int descriptor_ = -1;
 };
 

@@ -129,8 +129,7 @@ int Replay::run() {
     const tensor::DType dtype = machine_.checked_dtype();
     tensor::Context context = machine_.context();
     const Loaded loaded = load(checkpoint_, context, dtype);
-    const RolloutFile file =
-        read_rollouts(rollout_, loaded.model->config().dim, loaded.model->config().vocab_size);
+    const RolloutFile file = read_rollouts(rollout_, loaded.model->config());
     const std::string weights = core::weights_hash(*loaded.model);
     if (file.weights != weights)
         throw Error(ErrorKind::bad_file, rollout_ + " comes from weights " + file.weights +

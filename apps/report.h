@@ -1,5 +1,6 @@
 // Loss per pass of a model on its validation data: the table of `fbt eval`, the rows of training.
 #pragma once
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -12,12 +13,15 @@ namespace fbt::apps {
 struct PassReport {
     std::vector<model::core::PassResult> passes;
     int64_t text_bytes = 0;  // that all targets stand for; 0 for a task
+    bool stopped = false;    // before all batches were seen: the rest means nothing
 
     // L * targets / ln 2 / bytes
     double bits_per_byte(const model::core::PassResult& pass) const;
 };
 
+// `stop` is asked before every batch.
 PassReport report_passes(model::core::Model& model, const Corpus& corpus,
-                         const Corpus::Batches& batches, int passes, uint64_t seed, bool disturb);
+                         const Corpus::Batches& batches, int passes, uint64_t seed, bool disturb,
+                         const std::function<bool()>& stop = nullptr);
 
 }  // namespace fbt::apps

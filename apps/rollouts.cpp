@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
+#include "tensor/file.h"
 #include "tensor/safetensors.h"
 
 namespace fbt::apps {
@@ -22,7 +25,6 @@ std::string states_name(const Rollout& rollout) {
 
 namespace {
 
-// Under a temporary name first, so that a file of this name is always whole.
 void write_states(const fs::path& path, const std::vector<Rollout>& rollouts) {
     std::vector<tensor::SafetensorsWriter::Item> items;
     std::map<std::string, const Rollout*> by_name;
@@ -32,32 +34,66 @@ void write_states(const fs::path& path, const std::vector<Rollout>& rollouts) {
             {states_name(r), tensor::DType::f32, {fed, int64_t(r.states.size()) / fed}});
         by_name[states_name(r)] = &r;
     }
-    const std::string temporary = path.parent_path() / ("." + path.filename().string() + ".tmp");
+    const std::string temporary = tensor::temporary_beside(path);
     tensor::SafetensorsWriter writer(temporary, items, {{"format", "pt"}});
     for (const auto& item : writer.items()) writer.write(item.name, by_name[item.name]->states);
     writer.finish();
     tensor::rename_durably(temporary, path);
 }
 
-Rollout rollout_of(const json& row, int vocab_size) {
-    Rollout r;
-    row.at("tokens").get_to(r.tokens);
-    row.at("prompt_length").get_to(r.prompt_length);
-    row.at("logprobs").get_to(r.logprobs);
-    row.at("prompt").get_to(r.prompt);
-    row.at("sample").get_to(r.sample);
-    r.mode = core::mode_from(row.at("mode").get<std::string>());
+[[noreturn]] void refuse(const std::string& name, const json& value, const std::string& expected) {
+    throw Error(ErrorKind::bad_file, name + " is " +
+                                         value.dump(-1, ' ', true, json::error_handler_t::replace) +
+                                         ", expected " + expected);
+}
+
+int32_t integer(const std::string& name, const json& value, int32_t least, int32_t most) {
+    const bool fits = value.is_number_unsigned() ? std::in_range<int32_t>(value.get<uint64_t>())
+                                                 : value.is_number_integer() &&
+                                                       std::in_range<int32_t>(value.get<int64_t>());
+    if (!fits || value.get<int32_t>() < least || value.get<int32_t>() > most)
+        refuse(name, value,
+               "an integer from " + std::to_string(least) + " to " + std::to_string(most));
+    return value.get<int32_t>();
+}
+
+float logprob(const std::string& name, const json& value) {
+    const double most = std::numeric_limits<float>::max();
+    if (!value.is_number() || !(value.get<double>() >= -most && value.get<double>() <= 0))
+        refuse(name, value, "a finite number, at most 0");
+    return float(value.get<double>());
+}
+
+const json& array_of(const json& row, const std::string& key) {
+    const json& values = row.at(key);
+    if (!values.is_array()) refuse(key, values, "an array");
+    return values;
+}
+
+Rollout rollout_of(const json& row, const core::Config& config) {
     const auto fail = [](const std::string& what) { throw Error(ErrorKind::bad_file, what); };
-    if (r.prompt_length < 1 || size_t(r.prompt_length) > r.tokens.size())
-        fail("prompt_length is " + std::to_string(r.prompt_length) + ", but there are " +
-             std::to_string(r.tokens.size()) + " tokens");
-    for (int32_t token : r.tokens)
-        if (token < 0 || token >= vocab_size)
-            fail("token " + std::to_string(token) + " is outside the vocabulary of " +
-                 std::to_string(vocab_size));
-    if (r.logprobs.size() != r.tokens.size() - size_t(r.prompt_length))
-        fail(std::to_string(r.logprobs.size()) + " logprobs for " +
+    const auto nth = [](const char* key, size_t i) {
+        return std::string(key) + "[" + std::to_string(i) + "]";
+    };
+    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+    if (!row.is_object()) fail("not a JSON object");
+    Rollout r;
+    const json& tokens = array_of(row, "tokens");
+    if (tokens.empty() || tokens.size() > size_t(config.context))
+        fail("tokens holds " + std::to_string(tokens.size()) +
+             ", expected from 1 to the model's context of " + std::to_string(config.context));
+    for (size_t i = 0; i < tokens.size(); ++i)
+        r.tokens.push_back(integer(nth("tokens", i), tokens[i], 0, config.vocab_size - 1));
+    r.prompt_length = integer("prompt_length", row.at("prompt_length"), 1, int32_t(tokens.size()));
+    r.prompt = integer("prompt", row.at("prompt"), 0, kMost - 1);
+    r.sample = integer("sample", row.at("sample"), 0, kMost - 1);
+    r.mode = core::mode_from(row.at("mode").get<std::string>());
+    const json& logprobs = array_of(row, "logprobs");
+    if (logprobs.size() != r.tokens.size() - size_t(r.prompt_length))
+        fail(std::to_string(logprobs.size()) + " logprobs for " +
              std::to_string(r.tokens.size() - size_t(r.prompt_length)) + " sampled tokens");
+    for (size_t i = 0; i < logprobs.size(); ++i)
+        r.logprobs.push_back(logprob(nth("logprobs", i), logprobs[i]));
     return r;
 }
 
@@ -97,7 +133,7 @@ void write_rollouts(const std::string& path, const RolloutFile& file) {
     tensor::write_file_durably(path, text);
 }
 
-RolloutFile read_rollouts(const std::string& path, int dim, int vocab_size) {
+RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
     RolloutFile file;
     const std::string text = tensor::read_file(path);
     std::optional<tensor::SafetensorsFile> states;
@@ -111,7 +147,7 @@ RolloutFile read_rollouts(const std::string& path, int dim, int vocab_size) {
         if (line.empty()) continue;
         try {
             const json row = json::parse(line);
-            Rollout r = rollout_of(row, vocab_size);
+            Rollout r = rollout_of(row, config);
             const std::string weights = row.at("weights").get<std::string>();
             if (file.rollouts.empty()) file.weights = weights;
             if (weights != file.weights)
@@ -120,7 +156,7 @@ RolloutFile read_rollouts(const std::string& path, int dim, int vocab_size) {
                 const std::string beside = fs::path(path).parent_path() / name.get<std::string>();
                 if (beside != states_path) states = tensor::SafetensorsFile::open(beside);
                 states_path = beside;
-                read_states(*states, dim, r);
+                read_states(*states, config.dim, r);
             }
             file.rollouts.push_back(std::move(r));
             file.notes.push_back(row);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "model/core/config.h"
 #include "model/engine/generator.h"
 
 namespace fbt::apps {
@@ -26,8 +27,9 @@ std::string states_name(const model::engine::Rollout& rollout);
 // Writes FILE.jsonl, and the states first where they were kept. Errors  environment.
 void write_rollouts(const std::string& path, const RolloutFile& file);
 
-// Errors  bad_file, naming the line: no JSON, a key missing or wrong, weights that differ from one
+// Errors  bad_file, naming the line: no JSON, a key missing or outside what the model
+// can have sampled, weights that differ from one
 // line to the next, states that are missing or misshapen.
-RolloutFile read_rollouts(const std::string& path, int dim, int vocab_size);
+RolloutFile read_rollouts(const std::string& path, const model::core::Config& config);
 
 }  // namespace fbt::apps

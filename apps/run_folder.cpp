@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "apps/settings.h"
 #include "model/core/checkpoint.h"
 #include "tensor/error.h"
 
@@ -11,21 +12,42 @@ namespace core = model::core;
 using tensor::Error;
 using tensor::ErrorKind;
 
+namespace {
+
+// Of the settings of a training, those that are asked for here.
+void take_known(Settings& settings, const nlohmann::json& train, const std::string& file) {
+    if (!train.is_object())
+        throw Error(ErrorKind::bad_file, file + ": train is not an object of keys");
+    nlohmann::json known = nlohmann::json::object();
+    for (const Setting& setting : settings.all())
+        if (train.contains(setting.key)) known[setting.key] = train[setting.key];
+    settings.take_json({{"train", known}}, file, ErrorKind::bad_file);
+}
+
+}  // namespace
+
 Loaded load(const std::string& path, tensor::Context& context, tensor::DType dtype) {
     Loaded out;
     out.checkpoint = core::find_checkpoint(path);
     const std::string file = out.checkpoint + "/config.json";
     const nlohmann::json config = core::load_config(out.checkpoint);
-    out.train = config.at("train");
-    const auto spec = out.train.find("tokenizer");
+    std::string tokenizer;
+    Settings settings;
+    settings.section("train");
+    settings.add("data", &out.data, "");
+    settings.add("task", &out.task, "");
+    settings.add("tokenizer", &tokenizer, "");
+    settings.add("length", &out.length, "").at_least(0).at_most(1 << 24);
+    take_known(settings, config.at("train"), file);
     try {
         out.model = std::make_unique<core::Model>(
             context, core::config_from_json(config.at("model")), dtype);
-        if (spec != out.train.end() && spec->is_string() && *spec != "") {
-            // The run's own copy, beside its checkpoints.
+        if (out.length == 0) out.length = out.model->config().context;
+        if (!tokenizer.empty()) {
+            // The run's own copy, beside its checkpoints, however they were named.
             const std::filesystem::path run =
-                std::filesystem::absolute(out.checkpoint).parent_path();
-            out.tokenizer = model::data::make_tokenizer(spec->get<std::string>(), run.string());
+                std::filesystem::canonical(out.checkpoint).parent_path();
+            out.tokenizer = model::data::make_tokenizer(tokenizer, run.string());
         }
     } catch (const Error& e) {  // what would be a wrong flag is a wrong file here
         if (e.kind() != ErrorKind::usage) throw;

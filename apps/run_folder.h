@@ -1,7 +1,6 @@
 // A checkpoint that the other subcommands start from: the model, and what it was trained on.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "model/core/model.h"
@@ -11,7 +10,8 @@ namespace fbt::apps {
 
 struct Loaded {
     std::string checkpoint;                             // the step's folder
-    nlohmann::json train;                               // the settings that it was trained with
+    std::string data, task;                             // what it was trained on: one of them
+    int length = 0;                                     // of the sequences it was trained with
     std::unique_ptr<model::core::Model> model;          // without gradients
     std::unique_ptr<model::data::Tokenizer> tokenizer;  // null for a task
 };

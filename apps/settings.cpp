@@ -14,10 +14,22 @@ using nlohmann::json;
 using tensor::Error;
 using tensor::ErrorKind;
 
+bool is_utf8(const std::string& text) {
+    try {
+        json(text).dump();
+        return true;
+    } catch (const json::type_error&) {
+        return false;
+    }
+}
+
 namespace {
 
 // "0", "0.95", "100352"
-std::string shown(double x) { return json(x == std::floor(x) ? json(int64_t(x)) : json(x)).dump(); }
+std::string shown(double x) {
+    const bool integer = x == std::floor(x) && std::abs(x) < 1e15;
+    return (integer ? json(int64_t(x)) : json(x)).dump();
+}
 
 // "an integer, at least 1"
 template <class T>
@@ -29,7 +41,7 @@ std::string wanted(const Setting& setting, const T*) {
     return text;
 }
 std::string wanted(const Setting&, const bool*) { return "true or false"; }
-std::string wanted(const Setting&, const std::string*) { return "text"; }
+std::string wanted(const Setting&, const std::string*) { return "text in UTF-8"; }
 std::string wanted(const Setting&, const Fusion*) {
     return "gated_product, concat_projection or linear_addition";
 }
@@ -57,9 +69,10 @@ bool take(const Setting&, const json& value, bool* slot) {
     if (value.is_boolean()) *slot = value.get<bool>();
     return value.is_boolean();
 }
-bool take(const Setting&, const json& value, std::string* slot) {
-    if (value.is_string()) *slot = value.get<std::string>();
-    return value.is_string();
+bool take(const Setting& setting, const json& value, std::string* slot) {
+    if (!value.is_string()) return false;
+    *slot = value.get<std::string>();
+    return setting.any_bytes || is_utf8(*slot);
 }
 bool take(const Setting&, const json& value, Fusion* slot) {
     if (!value.is_string()) return false;
@@ -82,12 +95,15 @@ void set(const Setting& setting, const json& value, const std::string& name, Err
         setting.slot);
 }
 
-// The JSON value that a flag's text stands for; text that is no number stays text.
+// The JSON value that a flag's text stands for; text that is no number stays text, and so do "nan"
+// and "inf", which JSON cannot hold.
 template <class T>
 json value_of(const std::string& text, const T*) {
     T number{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error == std::errc() && end == text.data() + text.size()) return number;
+    bool whole = error == std::errc() && end == text.data() + text.size();
+    if constexpr (std::is_floating_point_v<T>) whole = whole && std::isfinite(number);
+    if (whole) return number;
     return text;
 }
 json value_of(const std::string& text, const bool*) {

@@ -19,6 +19,9 @@ namespace fbt::apps {
 using Slot =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, model::core::Fusion*>;
 
+// JSON's encoding: other text cannot be kept in checkpoints and results.
+bool is_utf8(const std::string& text);
+
 struct Setting {
     std::string key;      // tokens_per_step; the flag is --tokens-per-step
     std::string section;  // of the JSON form: "model", "train"; empty: of this call, never kept
@@ -28,7 +31,8 @@ struct Setting {
     bool derived = false;     // found out, not asked for: it has no flag
     double least = -std::numeric_limits<double>::infinity();
     double most = std::numeric_limits<double>::infinity();
-    bool open = false;  // `least` itself is outside
+    bool open = false;       // `least` itself is outside
+    bool any_bytes = false;  // of a text: it is never kept as JSON, which is UTF-8
 
     Setting& at_least(double x) {
         least = x;

@@ -34,7 +34,8 @@ class Train {
     void describe(Console& console, const engine::MemoryPlan& plan) const;
     std::string line(const Console& console, const engine::StepReport& report,
                      double mean_ms) const;
-    json evaluate(Console& console, core::Model& model, const Corpus& corpus, int64_t step) const;
+    json evaluate(Console& console, const StopSignals& stop, core::Model& model,
+                  const Corpus& corpus, int64_t step) const;
     void take_vocabulary(const Corpus& corpus);
     int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
              engine::Trainer& trainer) const;
@@ -123,6 +124,7 @@ Train::Train(CLI::App& app) {
         .changeable();
     s.add("eval_passes", &eval_passes_, "passes of an evaluation; 0: the schedule's most")
         .at_least(0)
+        .at_most(1000000)
         .changeable();
     s.add("eval_sequences", &eval_sequences_, "sequences of an evaluation")
         .at_least(1)
@@ -172,6 +174,9 @@ void Train::read_settings(const std::optional<std::string>& checkpoint) {
     if (settings_.given("data") && !settings_.given("task")) task_.clear();
     if (settings_.given("task") && !settings_.given("data")) data_.clear();
     if (!data_.empty()) data_ = fs::weakly_canonical(data_).string();
+    if (!is_utf8(data_))  // below a folder of such a name
+        throw Error(ErrorKind::usage, "--data is " + tensor::in_quotes(data_) +
+                                          ", needed a path in UTF-8, to be kept with the run");
     train_.schedule = core::PassSchedule::parse(schedule_);
     train_.memory_budget = memory_mib_ << 20;
     if (settings_.given("length") && !data_.empty())
@@ -249,14 +254,16 @@ json row_of(const engine::StepReport& report) {
     return row;
 }
 
-json Train::evaluate(Console& console, core::Model& model, const Corpus& corpus,
-                     int64_t step) const {
+// The row of the evaluation; null when a signal ended it early.
+json Train::evaluate(Console& console, const StopSignals& stop, core::Model& model,
+                     const Corpus& corpus, int64_t step) const {
     const int passes = eval_passes_ > 0 ? eval_passes_ : train_.schedule.max_passes();
     const PassReport report =
         report_passes(model, corpus,
                       corpus.validation(length_, train_.seed, eval_sequences_,
                                         std::max<int64_t>(train_.tokens_per_step, length_)),
-                      passes, train_.seed, false);
+                      passes, train_.seed, false, [&] { return stop.requested(); });
+    if (report.stopped) return nullptr;
     json row = {{"step", step}};
     std::string text = format("step %lld/%lld | validation", static_cast<long long>(step),
                               static_cast<long long>(train_.steps));
@@ -308,25 +315,51 @@ int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus,
     };
     double mean_ms = 0;  // of the recent steps, for the time that is left
     json last, validation;
-    while (trainer.step() < end() && !stop.requested()) {
-        const engine::StepReport report = trainer.advance();
-        mean_ms = mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
-        last = row_of(report);
-        metrics.append(last);
-        if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
-            console.line(line(console, report, mean_ms));
-        if (can_evaluate && is_due(eval_every_, report.step)) {
-            validation = evaluate(console, model, corpus, report.step);
-            metrics.append(validation);
+    bool cut_short = false;  // a signal ended an evaluation
+    const auto evaluate_if_due = [&] {
+        if (!can_evaluate || !is_due(eval_every_, trainer.step())) return;
+        validation = evaluate(console, stop, model, corpus, trainer.step());
+        cut_short = validation.is_null();
+        if (!cut_short) metrics.append(validation);
+    };
+    bool reporting = true;  // between steps and saves, where the training itself is whole
+    try {
+        // What was stopped during an evaluation begins with it.
+        const json& kept = metrics.last_kept();
+        if (start > 0 && !(kept.contains("val/pass_1") && kept.at("step") == start))
+            evaluate_if_due();
+        while (trainer.step() < end() && !stop.requested()) {
+            reporting = false;
+            const engine::StepReport report = trainer.advance();
+            reporting = true;
+            mean_ms =
+                mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
+            last = row_of(report);
+            metrics.append(last);
+            if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
+                console.line(line(console, report, mean_ms));
+            evaluate_if_due();
+            reporting = false;
+            if (is_due(save_every_, report.step)) save();
+            reporting = true;
         }
-        if (is_due(save_every_, report.step)) save();
+    } catch (const Error& error) {
+        // Nowhere to write the report to is no reason to lose what was trained.
+        if (!reporting || error.kind() != ErrorKind::environment || saved == trainer.step()) throw;
+        try {
+            trainer.save(out_, settings_.to_json(), keep_last_);
+        } catch (const Error&) {
+            throw error;  // it came first, and is most likely the reason
+        }
+        throw Error(error.kind(), error.what() + std::string("; saved ") +
+                                      core::newest_checkpoint(out_).value_or(out_));
     }
     if (saved != trainer.step()) save();
 
     const std::string checkpoint = *core::newest_checkpoint(out_);
-    const bool stopped = trainer.step() < end();
+    const bool stopped = trainer.step() < end() || cut_short;
     console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
-                 (stopped ? "; --resume goes on" : ""));
+                 (stopped && trainer.step() < train_.steps ? "; --resume goes on" : ""));
     json result = summary(trainer.step(), checkpoint);
     result["last"] = last;
     result["validation"] = validation;
@@ -361,6 +394,11 @@ int Train::run() {
     const tensor::DType dtype = machine_.checked_dtype();
     const Corpus corpus(data_, task_);
     take_vocabulary(corpus);
+    if (const int longest = corpus.longest(length_); longest > train_.tokens_per_step)
+        throw Error(ErrorKind::usage,
+                    "--tokens-per-step is " + std::to_string(train_.tokens_per_step) +
+                        ", but there are sequences of " + std::to_string(longest) +
+                        " tokens; raise it, or lower the --context");
     const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
     const auto source = corpus.training(length_, train_.seed);
     std::error_code error;

@@ -78,8 +78,10 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
 
 OutputFile::~OutputFile() {
     if (descriptor_ < 0) return;
+    struct stat info;
+    const bool regular = ::fstat(descriptor_, &info) == 0 && S_ISREG(info.st_mode);
     ::close(descriptor_);
-    ::unlink(path_.c_str());
+    if (regular) ::unlink(path_.c_str());  // a device or a pipe is not ours to remove
 }
 
 void OutputFile::write_through(std::span<const std::byte> bytes) {
@@ -112,7 +114,8 @@ void OutputFile::finish() {
     if (::fsync(descriptor_) != 0) fail("fsync", path_, errno);
     if (::close(std::exchange(descriptor_, -1)) != 0) {
         const int code = errno;
-        ::unlink(path_.c_str());
+        std::error_code none;
+        if (std::filesystem::is_regular_file(path_, none)) ::unlink(path_.c_str());
         fail("close", path_, code);
     }
 }
@@ -122,10 +125,13 @@ std::string read_file(const std::string& path) {
     return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-void write_file_durably(const std::string& path, std::span<const std::byte> bytes) {
+std::string temporary_beside(const std::string& path) {
     const std::filesystem::path whole(path);
-    const std::string temporary =
-        (whole.parent_path() / std::string(".").append(whole.filename()).append(".tmp")).string();
+    return whole.parent_path() / std::string(".").append(whole.filename()).append(".tmp");
+}
+
+void write_file_durably(const std::string& path, std::span<const std::byte> bytes) {
+    const std::string temporary = temporary_beside(path);
     OutputFile file(temporary);
     file.write(bytes);
     file.finish();

@@ -29,7 +29,7 @@ class MappedFile {
 };
 
 // A file written front to back through a buffer. Only finish() makes it count: it flushes, fsyncs
-// and closes; a file that is dropped before that is removed.
+// and closes; a regular file that is dropped before that is removed.
 // Errors  environment, with the path and the system's reason (a full disk included).
 class OutputFile {
   public:
@@ -58,7 +58,11 @@ inline std::span<const std::byte> bytes_of(std::string_view text) {
 // The whole file. Errors as MappedFile.
 std::string read_file(const std::string& path);
 
-// Replaces `path` by these bytes, entirely or not at all: writes `.NAME.tmp` beside it, fsyncs,
+// `.NAME.tmp` in the same folder: what is to become `path` is written there and then renamed, so
+// that a file of that name is always whole.
+std::string temporary_beside(const std::string& path);
+
+// Replaces `path` by these bytes, entirely or not at all: writes temporary_beside(path), fsyncs,
 // renames, fsyncs the folder.
 void write_file_durably(const std::string& path, std::span<const std::byte> bytes);
 inline void write_file_durably(const std::string& path, std::string_view text) {

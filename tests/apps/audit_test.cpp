@@ -1,5 +1,6 @@
 // fbt audit: every golden file passes, and one that was tampered with does not.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 
@@ -90,6 +91,17 @@ TEST(Audit, DumpHoldsTheSameNames) {
         EXPECT_EQ(ours.entry(name).dtype, tensor::DType::f32);
     }
     EXPECT_NEAR(ours.read<double>("loss/total")[0], golden.read<double>("loss/total")[0], 1e-4);
+}
+
+TEST(Audit, DumpRemovesNothing) {
+    const TemporaryFolder folder;
+    ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+    EXPECT_TRUE(failed(fbt({"audit", kOne, "--dump", folder / "pipe"}), 2, {"--dump", "pipe"}));
+    EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
+    EXPECT_TRUE(failed(fbt({"audit", kOne, "--dump", folder / "no/d"}), 5, {"no/"}));
+    put(folder / "d", "before");
+    EXPECT_EQ(fbt({"audit", folder / "absent", "--dump", folder / "d"}).code, 4);
+    EXPECT_EQ(get(folder / "d"), "before");
 }
 
 TEST(Audit, BadFiles) {

@@ -81,9 +81,12 @@ TEST_F(OnTrained, OneWrongBitInTheRecordedStatesIsFound) {
     const size_t row = 16 * sizeof(float);
     bytes[bytes.size() - 3 * row] ^= 1;  // the lowest bit of a value three positions from the end
     put(w / "r.safetensors", bytes);
+    const size_t fed = lines_of(w / "r.jsonl")[0]["tokens"].size() - 1;
     const Result result = fbt(replay());
     EXPECT_EQ(result.code, 1);
-    EXPECT_NE(result.err.find("first at position 11"), std::string::npos) << result.err;
+    EXPECT_NE(result.err.find("first at position " + std::to_string(fed - 3) + "\n"),
+              std::string::npos)
+        << result.err;
 }
 
 TEST_F(OnTrained, ReplayRefusesWhatItCannotReplay) {
@@ -106,7 +109,18 @@ TEST_F(OnTrained, ReplayRefusesWhatItCannotReplay) {
     };
     EXPECT_TRUE(failed(with("weights", "0123456789abcdef"), 4, {"weights", "0123456789abcdef"}));
     EXPECT_TRUE(failed(with("prompt_length", 9), 4, {"line 1", "prompt_length"}));
-    EXPECT_TRUE(failed(with("tokens", {256, 97, 300}), 4, {"line 1", "300", "257"}));
+    EXPECT_TRUE(failed(with("tokens", {256, 97, 300}), 4, {"line 1", "tokens[2]", "300", "256"}));
+    const json wrong = {-1, 1.5, "1", 4294967297, uint64_t(1) << 63, nullptr};
+    for (const json& value : wrong) {
+        for (const char* key : {"prompt", "sample", "prompt_length"})
+            EXPECT_TRUE(failed(with(key, value), 4, {"line 1", key, "integer"})) << value;
+        EXPECT_TRUE(failed(with("tokens", {256, value}), 4, {"line 1", "tokens[1]"})) << value;
+    }
+    EXPECT_TRUE(failed(with("tokens", std::vector<int>(24, 1)), 4, {"line 1", "24", "23"}));
+    EXPECT_TRUE(failed(with("tokens", 3), 4, {"line 1", "tokens", "array"}));
+    for (const json& value : json({0.5, -1e300, nullptr}))
+        EXPECT_TRUE(failed(with("logprobs", json::array({value})), 4, {"line 1", "logprobs[0]"}))
+            << value;
     EXPECT_TRUE(failed(with("mode", "hard"), 4, {"line 1", "hard"}));
     EXPECT_TRUE(failed(with("logprobs", json::array()), 4, {"line 1", "logprobs"}));
     EXPECT_TRUE(failed(with("states", "absent.safetensors"), 4, {"absent.safetensors"}));
@@ -166,6 +180,37 @@ TEST_F(OnTrained, FlagsThatCannotBe) {
     EXPECT_TRUE(failed(fbt(generate(prompt + Arguments{"--states"})), 2, {"--states", "--out"}));
     EXPECT_TRUE(failed(fbt(generate(prompt + Arguments{"--out", "x.txt"})), 2, {".jsonl"}));
     EXPECT_TRUE(failed(fbt(generate(prompt + Arguments{"--out", w / "no/x.jsonl"})), 5, {"no/"}));
+    fs::create_directories(w / "d.jsonl");
+    EXPECT_TRUE(failed(fbt(generate(prompt + Arguments{"--out", w / "d.jsonl"})), 2,
+                       {"--out", "d.jsonl", "no regular file"}));
+    const auto flag = [&](const char* name, const char* text) {
+        return fbt(generate(prompt + Arguments{name, text}));
+    };
+    EXPECT_TRUE(failed(flag("--temperature", "1e39"), 2, {"--temperature", "1e+39"}));
+    EXPECT_TRUE(failed(flag("--temperature", "nan"), 2, {"--temperature", "nan"}));
+    EXPECT_TRUE(failed(flag("--temperature", "inf"), 2, {"--temperature", "inf"}));
+    EXPECT_TRUE(failed(flag("--top-p", "1e-300"), 2, {"--top-p", "1e-300"}));
+    EXPECT_TRUE(failed(flag("--samples", "65537"), 2, {"--samples", "65536"}));
+    EXPECT_TRUE(failed(flag("--out", "\xff.jsonl"), 2, {"--out", "UTF-8"}));
+    EXPECT_EQ(fbt(generate({"--prompt", "\xff", "--tokens", "2"})).code, 0) << "any bytes";
+}
+
+TEST_F(OnTrained, SettingsOfTheTrainingOfAnotherType) {
+    const std::string path = w / "run/step_00000020/config.json";
+    const json good = json::parse(get(path));
+    const auto with = [&](const char* key, const json& value) {
+        json config = good;
+        config["train"][key] = value;
+        put(path, config.dump());
+        return fbt({"eval", "--checkpoint", w / "run", "--threads", "1"});
+    };
+    EXPECT_TRUE(failed(with("data", 5), 4, {"config.json", "data", "5"}));
+    EXPECT_TRUE(failed(with("length", "x"), 4, {"config.json", "length", "integer"}));
+    EXPECT_TRUE(failed(with("tokenizer", false), 4, {"config.json", "tokenizer"}));
+    json config = good;
+    config["train"] = json::array();
+    put(path, config.dump());
+    EXPECT_TRUE(failed(fbt(generate({"--prompt", "a"})), 4, {"config.json", "train"}));
 }
 
 TEST_F(OnTrained, StandardAndSoftShareTheFirstToken) {
@@ -314,10 +359,14 @@ TEST(SentencePiece, TravelsWithTheRun) {
     *(std::find(train.begin(), train.end(), "--data") + 1) = w / "sp";
     ASSERT_EQ(fbt(train).code, 0);
     fs::remove_all(w / "sp");
-    const Result result = fbt({"generate", "--checkpoint", w / "run/step_00000003", "--prompt",
-                               "42 and", "--tokens", "4", "--threads", "1"});
-    ASSERT_EQ(result.code, 0) << result.err;
-    EXPECT_TRUE(result.out.starts_with("42 and")) << result.out;
+    fs::create_symlink("run/step_00000003", w / "link");
+    for (const char* name :
+         {"run/step_00000003", "run/step_00000003/", "run/step_00000003/.", "link"}) {
+        const Result result = fbt({"generate", "--checkpoint", w / name, "--prompt", "42 and",
+                                   "--tokens", "4", "--threads", "1"});
+        ASSERT_EQ(result.code, 0) << name << ": " << result.err;
+        EXPECT_TRUE(result.out.starts_with("42 and")) << result.out;
+    }
 }
 
 }  // namespace

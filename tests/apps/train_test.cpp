@@ -135,11 +135,27 @@ TEST(Train, SecondSignalLeavesAtOnce) {
     // The evaluation after the only step takes much longer than this test.
     Program program(w.train("run", {"--steps", "1", "--eval-passes", "1000000"}));
     ASSERT_TRUE(eventually([&] { return rows_in(w / "run") == 1; })) << program.err();
+    // A signal is seen between an evaluation's batches: let its only one begin.
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     program.signal(SIGINT);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_TRUE(program.running());
     program.signal(SIGINT);
     EXPECT_EQ(program.wait(), 128 + SIGINT);
+}
+
+TEST(Train, StoppedDuringAnEvaluationItIsMadeUpFor) {
+    const Workplace w;
+    // Far more time goes into evaluations than into steps, so the signal hits one.
+    const Arguments settings = {"--steps", "3", "--eval-every", "1", "--eval-passes", "200"};
+    ASSERT_EQ(fbt(w.train("whole", settings)).code, 0);
+    Program program(w.train("parts", settings));
+    ASSERT_TRUE(eventually([&] { return rows_in(w / "parts") == 1; })) << program.err();
+    program.signal(SIGTERM);
+    ASSERT_EQ(program.wait(), 75) << program.err();
+    ASSERT_EQ(rows_in(w / "parts"), 1u) << "no row of a part of an evaluation";
+    ASSERT_EQ(fbt({"train", "--out", w / "parts", "--resume"}).code, 0);
+    EXPECT_TRUE(same_run(w / "whole", w / "parts", 3));
 }
 
 TEST(Train, StoppedRunGoesOnToTheSameBits) {
@@ -218,6 +234,22 @@ TEST(Train, FullDiskLosesNothing) {
     ASSERT_EQ(fbt({"train", "--out", w / "disk/run", "--resume"}).code, 0);
     ASSERT_EQ(fbt(w.train("whole", settings)).code, 0);
     EXPECT_TRUE(same_run(w / "whole", w / "disk/run", 30));
+}
+
+TEST(Train, FullStandardOutputLosesNothing) {
+    const Workplace w;
+    SmallDisk disk(w / "disk");
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here: " << disk.reason();
+    put(w / "disk/most", std::string(fs::space(w / "disk").available - 4096, 'x'));
+    std::string command = "'" FBT_BINARY "'";
+    for (const std::string& argument : w.train("run", {"--steps", "300", "--save-every", "0"}))
+        command += " '" + argument + "'";
+    command += " > '" + (w / "disk/out") + "' 2> '" + (w / "err") + "'";
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 5);
+    EXPECT_NE(get(w / "err").find("; saved "), std::string::npos) << get(w / "err");
+    const json state = json::parse(get(only_checkpoint(w / "run") + "/state.json"));
+    EXPECT_EQ(state["step"], int(rows_in(w / "run"))) << "the last step that was done is saved";
+    EXPECT_LT(state["step"], 300);
 }
 
 TEST(Train, DataWithoutValidationStillTrains) {

@@ -26,6 +26,12 @@ TEST(Usage, HelpAndVersion) {
         EXPECT_TRUE(failed(fbt({command, "--no-such-flag"}), 2, {"--no-such-flag"})) << command;
         EXPECT_TRUE(failed(fbt({command, "--dtype", "f16"}), 2, {})) << command;
     }
+    for (const char* flag : {"--help", "--version"})
+        EXPECT_EQ(
+            WEXITSTATUS(std::system(
+                (std::string("'" FBT_BINARY "' ") + flag + " > /dev/full 2> /dev/null").c_str())),
+            5)
+            << flag;
     EXPECT_EQ(fbt({}).code, 2);
     EXPECT_TRUE(failed(fbt({"dance"}), 2, {"dance", "train", "info"}));
 }
@@ -54,6 +60,10 @@ TEST(Usage, TrainFlags) {
     EXPECT_TRUE(failed(train({"--fusion", "cold"}), 2, {"--fusion", "gated_product"}));
     EXPECT_TRUE(failed(train({"--rope-theta", "0"}), 2, {"--rope-theta", "above 0"}));
     EXPECT_TRUE(failed(train({"--preset", "none"}), 2, {"none", "quickstart"}));
+    Arguments small = w.train("run");
+    *(std::find(small.begin(), small.end(), "--tokens-per-step") + 1) = "5";
+    EXPECT_TRUE(failed(fbt(small), 2, {"--tokens-per-step", "5", "23"}));
+    EXPECT_TRUE(failed(train({"--config", "\xff"}), 2, {"--config", "UTF-8"}));
     EXPECT_TRUE(failed(train({"--length", "9"}), 2, {"--length"}));
     EXPECT_TRUE(failed(train({"--vocab-size", "300"}), 2, {"vocab_size", "300", "257"}));
     EXPECT_TRUE(failed(train({"--dtype", "bf16"}), 2, {"bf16"}));
