@@ -339,7 +339,7 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     // Items of work: tile by span by key head, shorter spans' missing tiles skipped.
     const int64_t spans = table.count;
     // Waking a second thread for a short sequence's next position costs more than it saves.
-    const int threads = table.rows * H * C * table.max_end < (1 << 18) ? 1 : s.threads;
+    const int threads = table.rows * H * C * table.max_end < (1 << 16) ? 1 : s.threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t item = 0; item < tiles * spans * G; ++item) {
         const Rows rows{table.spans[item / G % spans], table.blocks, H, G, C, int(item % G)};
