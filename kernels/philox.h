@@ -2,13 +2,7 @@
 // 1, 2, 3", SC'11). A number is a pure function of its key and counter, so a recomputed, repacked,
 // resumed or re-sharded run draws the same.
 #pragma once
-#include <cstdint>
-
-#if defined(__CUDACC__)
-#define FBT_HOST_DEVICE __host__ __device__
-#else
-#define FBT_HOST_DEVICE
-#endif
+#include "kernels/types.h"
 
 namespace fbt::kernels {
 

@@ -1,6 +1,13 @@
 // The plain types that every kernel contract shares. No allocation, no state, no CUDA header.
 #pragma once
+#include <bit>
 #include <cstdint>
+
+#if defined(__CUDACC__)
+#define FBT_HOST_DEVICE __host__ __device__
+#else
+#define FBT_HOST_DEVICE
+#endif
 
 // Every op is declared once, in its contract header, and offered by three backends under the same
 // name: `ref` (plain loops, float or double), `cpu` (vectorised) and `cuda` (real or emulated).
@@ -48,9 +55,20 @@ struct Stream {
     int threads = 1;
 };
 
-// Storage of a bfloat16: the upper half of an IEEE float.
+// A bfloat16: the upper half of an IEEE float. It only stores: arithmetic is done in float, and
+// bf16(x) rounds to the nearest, ties to even (a NaN stays one, made quiet).
 struct bf16 {
     uint16_t bits;
+
+    bf16() = default;
+    FBT_HOST_DEVICE explicit bf16(float x) {
+        const uint32_t b = std::bit_cast<uint32_t>(x);
+        const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+        bits = uint16_t((nan ? b | 0x400000u : b + 0x7fffu + (b >> 16 & 1)) >> 16);
+    }
+    FBT_HOST_DEVICE explicit operator float() const {
+        return std::bit_cast<float>(uint32_t(bits) << 16);
+    }
 };
 
 // The type in which sums, saved statistics and parameter gradients are kept.
@@ -72,7 +90,9 @@ inline constexpr int kKeyBlock = 64;
 
 // Sums over rows (gains' gradients, norms) run over chunks of this many rows, combined in order.
 inline constexpr int kRowChunk = 64;
-constexpr int64_t row_chunks(int64_t rows) { return (rows + kRowChunk - 1) / kRowChunk; }
+FBT_HOST_DEVICE constexpr int64_t row_chunks(int64_t rows) {
+    return (rows + kRowChunk - 1) / kRowChunk;
+}
 
 // A run of consecutive positions [first, first+count) of one sequence whose earlier positions'
 // keys and values are already stored.

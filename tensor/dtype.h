@@ -1,5 +1,7 @@
 // Element types of tensors and of safetensors files.
 #pragma once
+#include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/types.h"
@@ -68,5 +70,17 @@ template <>
 struct dtype_of<kernels::Span> {  // span tables travel as raw bytes
     static constexpr DType value = DType::u8;
 };
+
+// The nearest bfloat16, ties to even, in one rounding. Rounding to float first would round twice;
+// setting the last bit of a truncated float when anything was cut off ("round to odd") makes the
+// second rounding right (Boldo and Melquiond, 2008: 24 >= 8 + 2 bits suffice).
+inline kernels::bf16 round_to_bf16(double x) {
+    float f = float(x);
+    if (std::isfinite(f) && double(f) != x) {
+        if (std::abs(double(f)) > std::abs(x)) f = std::nextafter(f, 0.0f);
+        f = std::bit_cast<float>(std::bit_cast<uint32_t>(f) | 1u);
+    }
+    return kernels::bf16(f);
+}
 
 }  // namespace fbt::tensor

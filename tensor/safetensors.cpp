@@ -186,27 +186,15 @@ T load(const std::byte* from) {
     return value;
 }
 
-// double -> bf16 with one rounding. Rounding to float first would round twice; setting the last bit
-// of a truncated float when anything was cut off ("round to odd") makes the second rounding right
-// (Boldo and Melquiond, 2008: 24 >= 8 + 2 bits suffice).
-kernels::bf16 to_bf16_once(double x) {
-    float f = float(x);
-    if (std::isfinite(f) && double(f) != x) {
-        if (std::abs(double(f)) > std::abs(x)) f = std::nextafter(f, 0.0f);
-        f = std::bit_cast<float>(std::bit_cast<uint32_t>(f) | 1u);
-    }
-    return to_bf16(f);
-}
-
 // One value; nothing when To is an integer type and cannot hold it.
 template <class To, class From>
 std::optional<To> convert(From x) {
     if constexpr (std::is_same_v<To, From>) {
         return x;
     } else if constexpr (std::is_same_v<From, kernels::bf16>) {
-        return convert<To>(to_float(x));
+        return convert<To>(float(x));
     } else if constexpr (std::is_same_v<To, kernels::bf16>) {
-        return to_bf16_once(double(x));
+        return round_to_bf16(double(x));
     } else if constexpr (std::is_floating_point_v<To>) {
         return To(x);
     } else if constexpr (std::is_floating_point_v<From>) {
@@ -232,14 +220,6 @@ std::vector<To> convert_all(std::span<const std::byte> bytes, const std::string&
 }
 
 }  // namespace
-
-float to_float(kernels::bf16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }
-
-kernels::bf16 to_bf16(float x) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x);
-    if (std::isnan(x)) return {uint16_t((bits >> 16) | 0x40)};  // quiet, never infinity
-    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-}
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
     SafetensorsFile out;

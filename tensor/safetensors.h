@@ -88,8 +88,4 @@ class SafetensorsWriter {
     size_t written_ = 0;  // its bytes so far
 };
 
-// Conversions of single values, rounding to nearest even.
-float to_float(kernels::bf16 x);
-kernels::bf16 to_bf16(float x);
-
 }  // namespace fbt::tensor

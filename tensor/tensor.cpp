@@ -1,5 +1,7 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
+
 namespace fbt::tensor {
 
 std::string to_string(const Shape& shape) {
@@ -35,6 +37,11 @@ Tensor Tensor::zeros(Context& context, Shape shape, DType dtype) {
 Tensor Tensor::from_double(Context& context, const std::vector<double>& values, Shape shape,
                            DType dtype) {
     if (dtype == DType::f64) return from(context, values, std::move(shape));
+    if (dtype == DType::bf16) {
+        std::vector<kernels::bf16> rounded(values.size());
+        std::transform(values.begin(), values.end(), rounded.begin(), round_to_bf16);
+        return from(context, rounded, std::move(shape));
+    }
     return from(context, std::vector<float>(values.begin(), values.end()), std::move(shape));
 }
 
@@ -83,6 +90,11 @@ void Tensor::copy_out(void* host, DType wanted) const {
 
 std::vector<double> Tensor::to_double() const {
     if (dtype_ == DType::f64) return to_vector<double>();
+    if (dtype_ == DType::bf16) {
+        std::vector<double> out;
+        for (const kernels::bf16 x : to_vector<kernels::bf16>()) out.push_back(float(x));
+        return out;
+    }
     const std::vector<float> v = to_vector<float>();
     return {v.begin(), v.end()};
 }

@@ -63,7 +63,7 @@ class Tensor {
         if (numel_ > 0) copy_out(out.data(), dtype_of<T>::value);
         return out;
     }
-    std::vector<double> to_double() const;  // from f32 or f64
+    std::vector<double> to_double() const;  // from a floating dtype
 
   private:
     struct Storage {

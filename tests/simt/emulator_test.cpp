@@ -7,7 +7,7 @@
 
 #include "kernels/gpu.h"
 #include "tests/compare.h"
-#include "tests/simt/device.h"
+#include "tests/cuda/device.h"
 
 namespace fbt::tests {
 namespace {

@@ -1,4 +1,6 @@
-// What the tests of emulated kernels share: arrays on the device, and the schedules to run under.
+// What the tests of CUDA kernels share: arrays on the device, and the schedules to run under. The
+// same tests are built twice: against the emulated device (simt_test), under several schedules, and
+// with nvcc against a real one (cuda_test), where each reports itself skipped when there is no GPU.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -7,7 +9,9 @@
 #include <vector>
 
 #include "kernels/types.h"
+#ifdef FBT_SIMT
 #include "tests/simt/emu.h"
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #define FBT_TEST_ASAN 1
@@ -62,24 +66,38 @@ class DeviceArray {
     size_t size_;
 };
 
-inline const simt::Schedule kSchedules[] = {{simt::Order::forward, 1},
-                                            {simt::Order::reverse, 1},
-                                            {simt::Order::lifo, 1},
-                                            {simt::Order::random, 1},
-                                            {simt::Order::random, 2}};
-
-inline std::string schedule_name(const testing::TestParamInfo<simt::Schedule>& info) {
+#ifdef FBT_SIMT
+using Schedule = simt::Schedule;
+inline const Schedule kSchedules[] = {{simt::Order::forward, 1},
+                                      {simt::Order::reverse, 1},
+                                      {simt::Order::lifo, 1},
+                                      {simt::Order::random, 1},
+                                      {simt::Order::random, 2}};
+inline std::string schedule_name(const testing::TestParamInfo<Schedule>& info) {
     const char* names[] = {"forward", "reverse", "lifo", "random"};
     std::string name = names[int(info.param.order)];
     if (info.param.order == simt::Order::random) name += std::to_string(info.param.seed);
     return name;
 }
+#else  // the GPU has its own
+struct Schedule {};
+inline const Schedule kSchedules[] = {{}};
+inline std::string schedule_name(const testing::TestParamInfo<Schedule>&) { return "gpu"; }
+#endif
 
 // A test that runs under each of them.
-class ScheduleTest : public testing::TestWithParam<simt::Schedule> {
+class ScheduleTest : public testing::TestWithParam<Schedule> {
   protected:
+#ifdef FBT_SIMT
     void SetUp() override { simt::set_schedule(GetParam()); }
     void TearDown() override { simt::set_schedule({}); }
+#else
+    void SetUp() override {
+        int devices = 0;
+        if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+            GTEST_SKIP() << "no CUDA device";
+    }
+#endif
 };
 
 inline testing::AssertionResult ok(kernels::Status status) {

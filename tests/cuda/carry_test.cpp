@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "tests/compare.h"
-#include "tests/simt/device.h"
+#include "tests/cuda/device.h"
 
 namespace fbt::tests {
 namespace {
