@@ -7,9 +7,21 @@
 #include <limits>
 #include <random>
 #include <span>
+#include <type_traits>
 #include <vector>
 
+#include "kernels/types.h"
+
 namespace fbt::tests {
+
+// Element types may be bf16, which converts to float only.
+template <class T>
+double wide(T x) {
+    if constexpr (std::is_same_v<T, kernels::bf16>)
+        return double(float(x));
+    else
+        return double(x);
+}
 
 // Passes when every |got[i] - want[i]| <= absolute + relative * |want[i]|; else names the worst.
 template <class T, class U>
@@ -20,7 +32,7 @@ testing::AssertionResult close(const std::vector<T>& got, const std::vector<U>& 
     double worst = 0;
     size_t where = 0;
     for (size_t i = 0; i < got.size(); ++i) {
-        const double g = double(got[i]), w = double(want[i]);
+        const double g = wide(got[i]), w = wide(want[i]);
         if (g == w) continue;  // equal infinities included
         const double excess = std::abs(g - w) / (absolute + relative * std::abs(w));
         if (!(excess <= worst)) {  // NaN lands here
@@ -31,8 +43,8 @@ testing::AssertionResult close(const std::vector<T>& got, const std::vector<U>& 
     }
     if (worst <= 1) return testing::AssertionSuccess();
     return testing::AssertionFailure()
-           << "element " << where << " of " << got.size() << ": got " << double(got[where])
-           << ", expected " << double(want[where]) << ", " << worst << " times the tolerance";
+           << "element " << where << " of " << got.size() << ": got " << wide(got[where])
+           << ", expected " << wide(want[where]) << ", " << worst << " times the tolerance";
 }
 
 // Passes when both hold the same bytes.
@@ -43,8 +55,8 @@ testing::AssertionResult same_bits(std::span<const T> got, std::span<const T> wa
     for (size_t i = 0; i < got.size(); ++i)
         if (std::memcmp(&got[i], &want[i], sizeof(T)) != 0)
             return testing::AssertionFailure()
-                   << "element " << i << " of " << got.size() << ": got " << double(got[i])
-                   << ", expected the same bits as " << double(want[i]);
+                   << "element " << i << " of " << got.size() << ": got " << wide(got[i])
+                   << ", expected the same bits as " << wide(want[i]);
     return testing::AssertionSuccess();
 }
 template <class T>
@@ -52,11 +64,20 @@ testing::AssertionResult same_bits(const std::vector<T>& got, const std::vector<
     return same_bits(std::span<const T>(got), std::span<const T>(want));
 }
 
+// The largest relative error of one rounding to T.
+template <class T>
+constexpr double unit_roundoff() {
+    if constexpr (std::is_same_v<T, kernels::bf16>)
+        return 0x1p-8;
+    else
+        return std::numeric_limits<T>::epsilon() / 2;
+}
+
 // Rounding of a sum of n products of type T: a bound on |computed - exact| / sum_i |a_i b_i|
 // (Higham, Accuracy and Stability, eq. 3.3: gamma_n = n u / (1 - n u)).
 template <class T>
 double gamma(double n) {
-    const double u = std::numeric_limits<T>::epsilon() / 2;
+    const double u = unit_roundoff<T>();
     return n * u / (1 - n * u);
 }
 
@@ -66,13 +87,21 @@ std::vector<T> normal(size_t n, unsigned seed, double scale = 1) {
     std::mt19937 generator(seed);
     std::normal_distribution<double> draw(0, scale);
     std::vector<T> out(n);
-    for (T& x : out) x = T(float(draw(generator)));  // the same values in float and double
+    for (T& x : out) x = T(float(draw(generator)));  // in bf16 rounded, else the same
     return out;
 }
 
 template <class To, class From>
 std::vector<To> cast(const std::vector<From>& v) {
-    return std::vector<To>(v.begin(), v.end());
+    std::vector<To> out;
+    out.reserve(v.size());
+    for (const From& x : v) {
+        if constexpr (std::is_same_v<To, kernels::bf16>)
+            out.push_back(To(float(x)));
+        else
+            out.push_back(To(wide(x)));
+    }
+    return out;
 }
 
 }  // namespace fbt::tests
