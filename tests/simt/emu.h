@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -25,8 +26,18 @@ struct Schedule {
 };
 void set_schedule(Schedule schedule);
 
-// What went wrong in the last failed launch: source line, block, thread, reason. Empty at start.
+// What went wrong in the work that failed: source line, block, thread, reason. Empty at start.
 const char* last_error();
+// After work has failed every call reports it, as on a GPU until the process ends. Tests go on:
+// this drops what is queued, and the device is fine again.
+void clear_failure();
+
+// Runs `work` on the host in the stream's order, with device memory within its reach: for code that
+// has no kernel here, such as Thrust. It may not call the runtime.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+
+// How much memory the device has; 0 stands for as much as the host.
+void set_memory_limit(size_t bytes);
 
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
@@ -71,15 +82,9 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
-// Lets `kernel` be launched with so much dynamic shared memory: more than 48 KB is an opt-in.
-cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
-
-// Keeps an error for cudaGetLastError, and returns it.
-cudaError_t keep_error(cudaError_t error);
-
-// Runs body(arguments) in every thread of the grid, on the calling host thread.
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared,
-                     void (*body)(void*), void* arguments);
+// Queues a kernel whose every thread calls body().
+cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
+                       std::function<void()> body);
 
 template <class T>
 T shuffle(unsigned mask, T value, int source, const char* op, Where where) {
@@ -182,20 +187,13 @@ constexpr std::common_type_t<T, U> max(T a, U b) {
     return a > b ? a : b;
 }
 
-// As in cuda_runtime.h. Each thread gets its own copy of the arguments.
+// As in cuda_runtime.h. The arguments are copied here, and again for every thread.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-    struct Call {
-        void (*kernel)(Parameters...);
-        std::tuple<Parameters...> arguments;
-    } call{kernel, {std::forward<Arguments>(arguments)...}};
-    return ::fbt::simt::run_grid(
-        reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
-        config->dynamicSmemBytes,
-        [](void* p) {
-            const Call& c = *static_cast<const Call*>(p);
-            std::apply(c.kernel, c.arguments);
-        },
-        &call);
+    return ::fbt::simt::queue_grid(
+        reinterpret_cast<const void*>(kernel), *config,
+        [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+            std::apply(kernel, values);
+        });
 }

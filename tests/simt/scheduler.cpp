@@ -4,6 +4,8 @@
 // This file and fiber.cpp are compiled without sanitizer instrumentation. What runs on a fiber uses
 // neither containers nor libc's memory functions: ThreadSanitizer intercepts those, and would take
 // the scheduler's own bookkeeping for races of the kernel.
+#include "tests/simt/scheduler.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "tests/simt/emu.h"
 #include "tests/simt/fiber.h"
@@ -77,8 +78,9 @@ size_t arena_used;
 size_t shared_used;  // red zones not counted
 void* dynamic_shared;
 
-void (*kernel_body)(void*);
-void* kernel_arguments;
+const void* running_kernel;
+void (*kernel_body)(const void*);
+const void* kernel_arguments;
 
 char error_text[2048];
 bool aborted;
@@ -382,9 +384,8 @@ std::map<const void*, size_t>& dynamic_shared_limits() {
 
 }  // namespace
 
-void set_schedule(Schedule s) { schedule = s; }
-
 const char* last_error() { return error_text; }
+void set_last_error(const char* text) { snprintf(error_text, sizeof error_text, "%s", text); }
 
 int block_barrier(bool predicate, const char* op, Where where) {
     Thread& me = *running;
@@ -472,25 +473,27 @@ cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
     return cudaSuccess;
 }
 
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
-                     void (*body)(void*), void* arguments) {
-    static std::mutex one_launch_at_a_time;
-    const std::lock_guard lock(one_launch_at_a_time);
-
+cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes) {
     const uint64_t count = uint64_t(block.x) * block.y * block.z;
     if (count == 0 || count > kMaxThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
         grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
-        return keep_error(cudaErrorInvalidConfiguration);
+        return cudaErrorInvalidConfiguration;
     const auto limit = dynamic_shared_limits().find(kernel);
     if (dynamic_bytes >
         (limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second))
-        return keep_error(cudaErrorInvalidValue);
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
 
+cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
+                     Schedule order, void (*body)(const void*), const void* arguments) {
     reserve_memory();
 #if FBT_SIMT_TSAN
     host.tsan_fiber = __tsan_get_current_fiber();
 #endif
-    thread_count = unsigned(count);
+    running_kernel = kernel;
+    schedule = order;
+    thread_count = block.x * block.y * block.z;
     kernel_body = body;
     kernel_arguments = arguments;
     random_state = schedule.seed * 0x9E3779B97F4A7C15u | 1;  // xorshift needs a non-zero state
@@ -502,7 +505,7 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_b
                   dynamic_bytes);
     order_acquire(&finish_token);
     destroy_logical_threads();
-    return aborted ? keep_error(cudaErrorLaunchFailure) : cudaSuccess;
+    return aborted ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
 }  // namespace fbt::simt
