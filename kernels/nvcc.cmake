@@ -17,8 +17,8 @@ foreach(cu ${cu_files})
   set(object ${CMAKE_BINARY_DIR}/${cu}.o)
   add_custom_command(
     OUTPUT ${object}
-    COMMAND ${nvcc} -MD -MF ${object}.d -MT ${cu}.o -c ${CMAKE_SOURCE_DIR}/${cu} -o ${object}
-            2> ${object}.ptxas || ( cat ${object}.ptxas && false )
+    COMMAND ${CMAKE_SOURCE_DIR}/kernels/nvcc.sh ${object}.ptxas ${nvcc}
+            -MD -MF ${object}.d -MT ${cu}.o -c ${CMAKE_SOURCE_DIR}/${cu} -o ${object}
     DEPENDS ${CMAKE_SOURCE_DIR}/${cu}
     DEPFILE ${object}.d
     COMMENT "nvcc ${cu}"

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <bit>
+#include <utility>
 
 namespace fbt::tensor {
 

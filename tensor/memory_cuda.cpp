@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "tensor/context.h"
 
