@@ -375,9 +375,9 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     return call([&] {
         if (bytes == 0) return cudaSuccess;
         if (const cudaError_t error = check_kind(to, from, kind)) return error;
-        if (const cudaError_t error = submit(nullptr, [=] { return copy(to, from, bytes); }))
-            return error;
+        if (const cudaError_t error = check_stream(nullptr)) return error;
         if (const cudaError_t error = check_no_capture()) return error;
+        (void)submit(nullptr, [=] { return copy(to, from, bytes); });
         return run_stream(nullptr);
     });
 }
