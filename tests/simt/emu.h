@@ -82,6 +82,10 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
+// For what stands in for an instruction that accesses shared or global memory: tells the access
+// counter, if there is one. Equal `site`s are one instruction.
+void count_access(const void* memory, size_t bytes, bool write, const void* site);
+
 // Queues a kernel whose every thread calls body().
 cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
                        std::function<void()> body);

@@ -78,7 +78,7 @@ size_t arena_used;
 size_t shared_used;  // red zones not counted
 void* dynamic_shared;
 
-const void* running_kernel;
+const Observer* observer;
 void (*kernel_body)(const void*);
 const void* kernel_arguments;
 
@@ -369,6 +369,8 @@ void run_block(dim3 grid, dim3 block, uint64_t index, size_t dynamic_bytes) {
     order_release(&launch_token);
     set_running(take_ready());
     fiber_switch(host, running->fiber);
+    running = nullptr;
+    if (observer) observer->block_ends();
     if (!aborted && finished_count != thread_count) {
         report_deadlock();
         aborted = true;
@@ -473,6 +475,16 @@ cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
     return cudaSuccess;
 }
 
+void set_observer(const Observer* o) { observer = o; }
+
+int running_thread() { return running ? int(running - threads) : -1; }
+
+bool is_shared_memory(const void* p) { return p >= arena && p < arena + kArenaBytes; }
+
+void count_access(const void* memory, size_t bytes, bool write, const void* site) {
+    if (observer) observer->access(memory, bytes, write, site);
+}
+
 cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes) {
     const uint64_t count = uint64_t(block.x) * block.y * block.z;
     if (count == 0 || count > kMaxThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
@@ -491,7 +503,7 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_b
 #if FBT_SIMT_TSAN
     host.tsan_fiber = __tsan_get_current_fiber();
 #endif
-    running_kernel = kernel;
+    if (observer) observer->grid_begins(kernel);
     schedule = order;
     thread_count = block.x * block.y * block.z;
     kernel_body = body;

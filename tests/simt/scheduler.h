@@ -16,4 +16,16 @@ cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic
 cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared,
                      Schedule order, void (*body)(const void*), const void* arguments);
 
+// Who counts the memory accesses of kernels, if anybody does (count/counters.h).
+struct Observer {
+    void (*grid_begins)(const void* kernel);
+    void (*block_ends)();
+    // Of the running thread. Equal `site`s are one instruction.
+    void (*access)(const void* memory, size_t bytes, bool write, const void* site);
+};
+void set_observer(const Observer* observer);
+
+int running_thread();  // its number in the block; -1 on the host
+bool is_shared_memory(const void* p);
+
 }  // namespace fbt::simt
