@@ -494,6 +494,17 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     });
 }
 
+// What does not depend on the compiler.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    return call([&] {
+        *attributes = cudaFuncAttributes{};
+        attributes->maxThreadsPerBlock = 1024;
+        attributes->binaryVersion = attributes->ptxVersion = 90;
+        attributes->maxDynamicSharedSizeBytes = int(dynamic_shared_limit(kernel));
+        return cudaSuccess;
+    });
+}
+
 // As if registers never were the limit: nobody compiled the kernel for a GPU.
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_size,
                                                           size_t dynamic_shared) {

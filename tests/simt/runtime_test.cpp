@@ -354,8 +354,12 @@ TEST_F(Runtime, KernelAfterTheFree) {
     DeviceArray<int> y(zeros);
     EXPECT_EQ(cudaMallocAsync(&x, 32, a), cudaSuccess);
     EXPECT_EQ(cudaFreeAsync(x, a), cudaSuccess);
-    run(copy_ints, y.data(), static_cast<int*>(x), a);
-    EXPECT_DEATH((void)cudaStreamSynchronize(a), "AddressSanitizer: use-after-poison");
+    EXPECT_DEATH(
+        {
+            run(copy_ints, y.data(), static_cast<int*>(x), a);
+            (void)cudaStreamSynchronize(a);
+        },
+        "AddressSanitizer: use-after-poison");
 }
 #endif
 

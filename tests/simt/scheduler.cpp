@@ -485,16 +485,17 @@ void count_access(const void* memory, size_t bytes, bool write, const void* site
     if (observer) observer->access(memory, bytes, write, site);
 }
 
+size_t dynamic_shared_limit(const void* kernel) {
+    const auto limit = dynamic_shared_limits().find(kernel);
+    return limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second;
+}
+
 cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes) {
     const uint64_t count = uint64_t(block.x) * block.y * block.z;
     if (count == 0 || count > kMaxThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
         grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
         return cudaErrorInvalidConfiguration;
-    const auto limit = dynamic_shared_limits().find(kernel);
-    if (dynamic_bytes >
-        (limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second))
-        return cudaErrorInvalidValue;
-    return cudaSuccess;
+    return dynamic_bytes <= dynamic_shared_limit(kernel) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,

@@ -8,6 +8,7 @@ void set_last_error(const char* text);
 
 // Lets `kernel` be launched with so much dynamic shared memory: more than 48 KB is an opt-in.
 cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
+size_t dynamic_shared_limit(const void* kernel);
 
 // What a launch reports at once: a grid, block or shared memory that cannot be.
 cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared);
