@@ -82,9 +82,14 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
-// For what stands in for an instruction that accesses shared or global memory: tells the access
-// counter, if there is one. Equal `site`s are one instruction.
-void count_access(const void* memory, size_t bytes, bool write, const void* site);
+// For what stands in for an instruction that accesses shared or global memory, and reaches it in
+// another way: tells the access counter, if there is one, what the running thread's instruction at
+// `where` accesses, and hides from it what compiled code does while an Uncounted lives.
+void count_access(const void* memory, size_t bytes, bool write, Where where);
+struct Uncounted {
+    Uncounted();
+    ~Uncounted();
+};
 
 // Queues a kernel whose every thread calls body().
 cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,

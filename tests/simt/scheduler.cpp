@@ -79,6 +79,7 @@ size_t shared_used;  // red zones not counted
 void* dynamic_shared;
 
 const Observer* observer;
+bool uncounted;
 void (*kernel_body)(const void*);
 const void* kernel_arguments;
 
@@ -370,6 +371,7 @@ void run_block(dim3 grid, dim3 block, uint64_t index, size_t dynamic_bytes) {
     set_running(take_ready());
     fiber_switch(host, running->fiber);
     running = nullptr;
+    uncounted = false;
     if (observer) observer->block_ends();
     if (!aborted && finished_count != thread_count) {
         report_deadlock();
@@ -477,13 +479,18 @@ cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
 
 void set_observer(const Observer* o) { observer = o; }
 
-int running_thread() { return running ? int(running - threads) : -1; }
+int counted_thread() { return running && !uncounted ? int(running - threads) : -1; }
 
 bool is_shared_memory(const void* p) { return p >= arena && p < arena + kArenaBytes; }
 
-void count_access(const void* memory, size_t bytes, bool write, const void* site) {
-    if (observer) observer->access(memory, bytes, write, site);
+void count_access(const void* memory, size_t bytes, bool write, Where where) {
+    if (observer && running)
+        observer->access(unsigned(running - threads), memory, bytes, write,
+                         reinterpret_cast<const void*>(uintptr_t(where.file) + where.line));
 }
+
+Uncounted::Uncounted() { uncounted = true; }
+Uncounted::~Uncounted() { uncounted = false; }
 
 size_t dynamic_shared_limit(const void* kernel) {
     const auto limit = dynamic_shared_limits().find(kernel);

@@ -21,12 +21,13 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_s
 struct Observer {
     void (*grid_begins)(const void* kernel);
     void (*block_ends)();
-    // Of the running thread. Equal `site`s are one instruction.
-    void (*access)(const void* memory, size_t bytes, bool write, const void* site);
+    // Of a thread, by its number in the block. Equal `site`s are one instruction.
+    void (*access)(unsigned thread, const void* memory, size_t bytes, bool write, const void* site);
 };
 void set_observer(const Observer* observer);
 
-int running_thread();  // its number in the block; -1 on the host
+// Number in the block of the thread whose accesses now count; -1 on the host and in an Uncounted.
+int counted_thread();
 bool is_shared_memory(const void* p);
 
 }  // namespace fbt::simt

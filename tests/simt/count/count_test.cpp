@@ -126,12 +126,14 @@ TEST(Counter, UnequalLoops) {
 }
 
 __global__ void told(float* x) {
-    static const char site = 0;
-    simt::count_access(x + threadIdx.x * 4, 16, false, &site);
+    simt::count_access(x + threadIdx.x * 4, 16, false, simt::Where::current());
+    const simt::Uncounted stand_in;
+    for (int i = 0; i < 4; ++i) x[threadIdx.x * 4 + i] += 1;
 }
 TEST(Counter, AccessesOfStandInsForInstructions) {
     const Counts c = count(told);
     EXPECT_EQ(c.loads, 1u);
+    EXPECT_EQ(c.stores, 0u);
     EXPECT_EQ(c.sectors, 16u);
 }
 

@@ -216,7 +216,7 @@ bool counted_memory(const void* p) { return is_shared_memory(p) || is_device_mem
 
 // Of compiled code, where a vector's store comes as several.
 void compiled_access(const void* memory, size_t bytes, bool write, const void* site) {
-    const int thread = current ? running_thread() : -1;
+    const int thread = current ? counted_thread() : -1;
     if (thread < 0 || !counted_memory(memory)) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
     if (write && bytes >= kWord) {
@@ -254,10 +254,10 @@ void block_ends() {
     block_series.clear();
 }
 
-void explicit_access(const void* memory, size_t bytes, bool write, const void* site) {
-    const int thread = current ? running_thread() : -1;
-    if (thread < 0 || !counted_memory(memory)) return;
-    note(unsigned(thread), reinterpret_cast<uintptr_t>(memory), bytes, write, site);
+void explicit_access(unsigned thread, const void* memory, size_t bytes, bool write,
+                     const void* site) {
+    if (current && counted_memory(memory))
+        note(thread, reinterpret_cast<uintptr_t>(memory), bytes, write, site);
 }
 
 constexpr Observer kObserver{grid_begins, block_ends, explicit_access};
