@@ -9,7 +9,8 @@ int64_t matmul_packed_size(int64_t N, int64_t K) {
 }
 
 template <class T>
-Status matmul_pack(T* packed, const T* w, int64_t N, int64_t K, bool transposed, Stream) {
+Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bool transposed,
+                   Stream) {
     if (N < 1 || K < 1) return {Code::bad_argument, "matmul_pack needs N, K >= 1"};
     for (int64_t n = 0; n < N; ++n)
         for (int64_t k = 0; k < K; ++k)

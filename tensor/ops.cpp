@@ -111,7 +111,7 @@ void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed) {
     const int64_t size = FBT_DISPATCH(w, matmul_packed_size, packed.N, packed.K);
     if (!packed.data.defined() || packed.data.numel() != size)
         packed.data = Tensor::empty(w.context(), {size}, w.dtype());
-    FBT_DISPATCH(w, matmul_pack, packed.data.data<T>(), w.data<T>(), packed.N, packed.K, transposed,
+    FBT_DISPATCH(w, matmul_pack, packed.data.data<T>(), w.data<A>(), packed.N, packed.K, transposed,
                  s);
 }
 
