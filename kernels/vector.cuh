@@ -1,7 +1,9 @@
 // Rows in pieces of 16 bytes, the widest access a thread has. A kernel gives every thread the same
 // elements whether a piece is moved at once or element by element, so alignment changes no bit.
 #pragma once
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/gpu.h"
