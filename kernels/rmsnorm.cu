@@ -173,11 +173,10 @@ __global__ void __launch_bounds__(W::kBlockThreads)
 // columns; its warps take the chunk's rows in turn, and their sums are added in order.
 constexpr int kGainWarps = 8;
 
-template <class T>
+template <class T, bool Whole>
 __global__ void __launch_bounds__(32 * kGainWarps)
     rmsnorm_dgain_chunk(float* __restrict__ partial, const T* __restrict__ dy,
-                        const T* __restrict__ x, const float* __restrict__ rstd, int64_t N, int D,
-                        bool whole) {
+                        const T* __restrict__ x, const float* __restrict__ rstd, int64_t N, int D) {
     constexpr int kElements = kPack<T>, kColumns = 32 * kElements;
     using Sums = float[kGainWarps][kElements][32];
     SHARED(Sums, sums);
@@ -186,16 +185,27 @@ __global__ void __launch_bounds__(32 * kGainWarps)
     for (int64_t d0 = int64_t(blockIdx.y) * kColumns; d0 < D; d0 += int64_t(gridDim.y) * kColumns) {
         const int64_t d = d0 + lane * kElements, count = D - d;
         float sum[kElements] = {};
-        if (count > 0) {
-#pragma unroll 4  // rows whose loads are under way together
-            for (int64_t n = c * kRowChunk + warp; n < end; n += kGainWarps) {
-                const Pack<T> up = load_pack(dy + n * D + d, count, whole),
-                              v = load_pack(x + n * D + d, count, whole);
-                const float r = rstd[n];
+        constexpr int kGroup = 4;  // rows whose loads are under way together
+        if (count > 0)
+            for (int64_t first = c * kRowChunk + warp; first < end; first += kGroup * kGainWarps) {
+                Pack<T> up[kGroup], v[kGroup];
+                float r[kGroup];
 #pragma unroll
-                for (int j = 0; j < kElements; ++j) sum[j] = std::fma(up[j], v[j] * r, sum[j]);
+                for (int g = 0; g < kGroup; ++g) {
+                    const int64_t n = first + g * kGainWarps;
+                    up[g] = v[g] = {};
+                    r[g] = 0;
+                    if (n >= end) continue;
+                    up[g] = load_pack(dy + n * D + d, count, Whole);
+                    v[g] = load_pack(x + n * D + d, count, Whole);
+                    r[g] = rstd[n];
+                }
+#pragma unroll
+                for (int g = 0; g < kGroup; ++g)
+#pragma unroll
+                    for (int j = 0; j < kElements; ++j)
+                        sum[j] = std::fma(up[g][j], v[g][j] * r[g], sum[j]);
             }
-        }
         __syncthreads();  // the previous columns' sums have been read
 #pragma unroll
         for (int j = 0; j < kElements; ++j) sums[warp][j][lane] = sum[j];
@@ -262,8 +272,10 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
     // dgain first: it reads dy, which dx may overwrite.
     const int64_t chunks = row_chunks(N), slices = ceil_div(D, 32 * kPack<T>);
     const dim3 grid(unsigned(chunks), unsigned(std::min<int64_t>(slices, 65535)));
-    Status status = launch(rmsnorm_dgain_chunk<T>, {.grid = grid, .block = dim3(32, kGainWarps)}, s,
-                           scratch, dy, x, rstd, N, D, whole_packs<T>(D, dy, x));
+    Status status = with_whole(whole_packs<T>(D, dy, x), [&](auto whole) {
+        return launch(rmsnorm_dgain_chunk<T, decltype(whole)::value>,
+                      {.grid = grid, .block = dim3(32, kGainWarps)}, s, scratch, dy, x, rstd, N, D);
+    });
     if (!status.ok()) return status;
     status = add_chunks(dgain_accum, scratch, scale, chunks, D, s);
     if (!status.ok()) return status;

@@ -103,6 +103,13 @@ bool whole_packs(int64_t width, const P*... pointers) {
     return width % kPack<T> == 0 && aligned16(pointers...);
 }
 
+// Calls run with `whole` as a type: where a loop has several loads under way, no branch may stand
+// between them.
+template <class F>
+Status with_whole(bool whole, F run) {
+    return whole ? run(std::true_type{}) : run(std::false_type{});
+}
+
 // Calls move<Piece>(elements of T in a piece) with the type in which rows can be copied: a Pack
 // where they are whole packs, else T.
 template <class T, class F>

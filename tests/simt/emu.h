@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -27,6 +28,13 @@ void set_schedule(Schedule schedule);
 
 // What went wrong in the last failed launch: source line, block, thread, reason. Empty at start.
 const char* last_error();
+
+// Runs `work` on the host in the stream's order, with device memory within its reach: for code that
+// has no kernel here, such as Thrust.
+inline cudaError_t enqueue(cudaStream_t, const std::function<void()>& work) {
+    work();
+    return cudaSuccess;
+}
 
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
