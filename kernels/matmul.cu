@@ -160,7 +160,8 @@ int64_t matmul_packed_size(int64_t N, int64_t K) {
 }
 
 template <class T>
-Status matmul_pack(T* packed, const T* w, int64_t N, int64_t K, bool transposed, Stream s) {
+Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bool transposed,
+                   Stream s) {
     if (N < 1 || K < 1) return {Code::bad_argument, "matmul_pack needs N, K >= 1"};
     const unsigned depth = unsigned(padded_depth(K)), columns = unsigned(padded_columns(N));
     if (transposed)

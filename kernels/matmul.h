@@ -23,8 +23,8 @@ namespace fbt::kernels {
 // Moves   (M*N + M*K) * sizeof(T) + 2*N*K*sizeof(A) bytes, 2*M*N*K FLOPs.
 FBT_OP(template <class T> int64_t matmul_packed_size(int64_t N, int64_t K);
 
-       template <class T>
-       Status matmul_pack(T * packed, const T* w, int64_t N, int64_t K, bool transposed, Stream s);
+       template <class T> Status matmul_pack(T * packed, const accumulate_t<T>* w, int64_t N,
+                                             int64_t K, bool transposed, Stream s);
 
        template <class T> Status matmul_forward(T * y, const T* x, const T* packed, int64_t M,
                                                 int64_t N, int64_t K, Stream s);

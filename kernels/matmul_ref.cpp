@@ -9,7 +9,8 @@ int64_t matmul_packed_size(int64_t N, int64_t K) {
 }
 
 template <class T>
-Status matmul_pack(T* packed, const T* w, int64_t N, int64_t K, bool transposed, Stream) {
+Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bool transposed,
+                   Stream) {
     if (N < 1 || K < 1) return {Code::bad_argument, "matmul_pack needs N, K >= 1"};
     for (int64_t n = 0; n < N; ++n)
         for (int64_t k = 0; k < K; ++k)
@@ -47,7 +48,7 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
 
 #define INSTANTIATE(T)                                                                            \
     template int64_t matmul_packed_size<T>(int64_t, int64_t);                                     \
-    template Status matmul_pack<T>(T*, const T*, int64_t, int64_t, bool, Stream);                 \
+    template Status matmul_pack<T>(T*, const accumulate_t<T>*, int64_t, int64_t, bool, Stream);   \
     template Status matmul_forward<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
     template Status matmul_dw_accum<T, T>(T*, const T*, const T*, int64_t, int64_t, int64_t,      \
                                           Stream);

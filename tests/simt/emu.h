@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -25,8 +26,18 @@ struct Schedule {
 };
 void set_schedule(Schedule schedule);
 
-// What went wrong in the last failed launch: source line, block, thread, reason. Empty at start.
+// What went wrong in the work that failed: source line, block, thread, reason. Empty at start.
 const char* last_error();
+// After work has failed every call reports it, as on a GPU until the process ends. Tests go on:
+// this drops what is queued, and the device is fine again.
+void clear_failure();
+
+// Runs `work` on the host in the stream's order, with device memory within its reach: for code that
+// has no kernel here, such as Thrust. It may not call the runtime.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+
+// How much memory the device has; 0 stands for as much as the host.
+void set_memory_limit(size_t bytes);
 
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
@@ -71,15 +82,44 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
-// Lets `kernel` be launched with so much dynamic shared memory: more than 48 KB is an opt-in.
-cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
+// Queues a kernel whose every thread calls body().
+cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
+                       std::function<void()> body);
 
-// Keeps an error for cudaGetLastError, and returns it.
-cudaError_t keep_error(cudaError_t error);
+// ---- what kernels/ptx.cuh is emulated with ----
 
-// Runs body(arguments) in every thread of the grid, on the calling host thread.
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared,
-                     void (*body)(void*), void* arguments);
+// Ends the launch with an error in the running thread.
+[[noreturn]] void fail_launch(const char* message, Where where);
+
+// Meets all 32 lanes of the running warp. `complete` runs once, in the last lane to arrive, on what
+// each lane brought. Orders no memory.
+void meet_warp(void* mine, void (*complete)(void* const* lanes), const char* op, Where where);
+
+// Of the 32 row addresses that the lanes bring, gives this lane those of which it gets elements:
+// [matrix][i], where i is 0, or with `transposed` 0 and 1.
+struct MatrixRows {
+    const void* row[4][2];
+};
+MatrixRows ldmatrix_rows(const void* row, bool transposed, Where where);
+
+// d += a b. Products are exact; for each element of d they are added in f32, k = 0 to 15 in turn.
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where);
+
+// Asynchronous copies of the running thread. An issued copy is queued, and belongs to the group that
+// the next commit closes. `cp_async_landing` takes the next copy off the queue that a wait which
+// leaves `groups` groups in flight has to land, and is false when there is none.
+struct AsyncCopy {
+    void* to;
+    const void* from;
+    uint32_t bytes, source_bytes;  // the rest is zeros
+};
+void cp_async_issue(const AsyncCopy& copy, Where where);
+void cp_async_commit();
+bool cp_async_landing(unsigned groups, AsyncCopy& copy);
+// For the scheduler, when a thread starts, and when it ends: the place of a copy still in flight,
+// or null.
+void cp_async_forget();
+const Where* cp_async_in_flight();
 
 template <class T>
 T shuffle(unsigned mask, T value, int source, const char* op, Where where) {
@@ -182,20 +222,13 @@ constexpr std::common_type_t<T, U> max(T a, U b) {
     return a > b ? a : b;
 }
 
-// As in cuda_runtime.h. Each thread gets its own copy of the arguments.
+// As in cuda_runtime.h. The arguments are copied here, and again for every thread.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-    struct Call {
-        void (*kernel)(Parameters...);
-        std::tuple<Parameters...> arguments;
-    } call{kernel, {std::forward<Arguments>(arguments)...}};
-    return ::fbt::simt::run_grid(
-        reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
-        config->dynamicSmemBytes,
-        [](void* p) {
-            const Call& c = *static_cast<const Call*>(p);
-            std::apply(c.kernel, c.arguments);
-        },
-        &call);
+    return ::fbt::simt::queue_grid(
+        reinterpret_cast<const void*>(kernel), *config,
+        [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+            std::apply(kernel, values);
+        });
 }

@@ -4,6 +4,8 @@
 // This file and fiber.cpp are compiled without sanitizer instrumentation. What runs on a fiber uses
 // neither containers nor libc's memory functions: ThreadSanitizer intercepts those, and would take
 // the scheduler's own bookkeeping for races of the kernel.
+#include "tests/simt/scheduler.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "tests/simt/emu.h"
 #include "tests/simt/fiber.h"
@@ -54,6 +55,7 @@ struct Thread {
     int source;
     bool predicate;
     unsigned votes;
+    void* brought;  // to meet_warp
     // Tokens of the happens-before edges into and out of a meeting.
     char arrived, released;
     void* previous;  // ThreadSanitizer's logical thread of the block before
@@ -77,8 +79,9 @@ size_t arena_used;
 size_t shared_used;  // red zones not counted
 void* dynamic_shared;
 
-void (*kernel_body)(void*);
-void* kernel_arguments;
+const void* running_kernel;
+void (*kernel_body)(const void*);
+const void* kernel_arguments;
 
 char error_text[2048];
 bool aborted;
@@ -333,7 +336,10 @@ void thread_entry() {
     fiber_entered();
     Thread& me = *running;
     order_acquire(&launch_token);
+    cp_async_forget();
     kernel_body(kernel_arguments);
+    if (const Where* copy = cp_async_in_flight())
+        fail(*copy, "the thread exits while this cp.async is in flight");
     order_release(&finish_token);
     me.state = State::finished;
     ++finished_count;
@@ -382,9 +388,8 @@ std::map<const void*, size_t>& dynamic_shared_limits() {
 
 }  // namespace
 
-void set_schedule(Schedule s) { schedule = s; }
-
 const char* last_error() { return error_text; }
+void set_last_error(const char* text) { snprintf(error_text, sizeof error_text, "%s", text); }
 
 int block_barrier(bool predicate, const char* op, Where where) {
     Thread& me = *running;
@@ -453,6 +458,20 @@ unsigned ballot(unsigned mask, bool predicate, const char* op, Where where) {
     return me.votes;
 }
 
+void meet_warp(void* mine, void (*complete)(void* const* lanes), const char* op, Where where) {
+    Thread& me = *running;
+    if (thread_count - unsigned(&me - threads) / kLanes * kLanes < kLanes)
+        fail(where, "%s in a warp of fewer than %u threads", op, kLanes);
+    me.brought = mine;
+    meet_lanes(~0u, op, where, [complete](Thread* warp, unsigned) {
+        void* lanes[kLanes];
+        for (unsigned i = 0; i < kLanes; ++i) lanes[i] = warp[i].brought;
+        complete(lanes);
+    });
+}
+
+void fail_launch(const char* message, Where where) { fail(where, "%s", message); }
+
 void* shared_memory(SharedSlot& slot, size_t bytes) {
     if (slot.block != block_serial) {
         slot.block = block_serial;
@@ -472,25 +491,27 @@ cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
     return cudaSuccess;
 }
 
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
-                     void (*body)(void*), void* arguments) {
-    static std::mutex one_launch_at_a_time;
-    const std::lock_guard lock(one_launch_at_a_time);
-
+cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes) {
     const uint64_t count = uint64_t(block.x) * block.y * block.z;
     if (count == 0 || count > kMaxThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
         grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
-        return keep_error(cudaErrorInvalidConfiguration);
+        return cudaErrorInvalidConfiguration;
     const auto limit = dynamic_shared_limits().find(kernel);
     if (dynamic_bytes >
         (limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second))
-        return keep_error(cudaErrorInvalidValue);
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
 
+cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
+                     Schedule order, void (*body)(const void*), const void* arguments) {
     reserve_memory();
 #if FBT_SIMT_TSAN
     host.tsan_fiber = __tsan_get_current_fiber();
 #endif
-    thread_count = unsigned(count);
+    running_kernel = kernel;
+    schedule = order;
+    thread_count = block.x * block.y * block.z;
     kernel_body = body;
     kernel_arguments = arguments;
     random_state = schedule.seed * 0x9E3779B97F4A7C15u | 1;  // xorshift needs a non-zero state
@@ -502,7 +523,7 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_b
                   dynamic_bytes);
     order_acquire(&finish_token);
     destroy_logical_threads();
-    return aborted ? keep_error(cudaErrorLaunchFailure) : cudaSuccess;
+    return aborted ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
 }  // namespace fbt::simt
