@@ -30,6 +30,10 @@ __device__ A block_sum(A v) {
 
 // NaN is passed over unless all are.
 template <int kThreads, class A>
+__device__ A block_min(A v) {
+    return block_reduce<kThreads>(v, [](A a, A b) { return b < a || a != a ? b : a; });
+}
+template <int kThreads, class A>
 __device__ A block_max(A v) {
     return block_reduce<kThreads>(v, [](A a, A b) { return b > a || a != a ? b : a; });
 }

@@ -404,6 +404,7 @@ std::vector<int32_t> sample(const Tensor& logits, const std::vector<kernels::Sam
         fail("sample", std::to_string(settings.size()) + " settings and " +
                            std::to_string(uniform.size()) + " uniforms for " + std::to_string(N) +
                            " rows");
+    finish("sample", logits, kernels::sample_arguments(settings.data(), N, int(V)));
     Context& c = logits.context();
     Tensor tokens = Tensor::empty(c, {N}, DType::i32);
     Tensor scratch = Tensor::empty(c, {N, V}, DType::i32);

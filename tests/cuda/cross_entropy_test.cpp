@@ -170,6 +170,29 @@ void check_odd_logits() {
     }
 }
 
+// All but three tokens masked: threads that see nothing but -infinity add nothing.
+template <class T>
+void check_masked() {
+    const int V = 3 * kStepLogits;
+    std::vector<double> row(V, -kInf);
+    row[7] = 1;
+    row[kStepLogits] = 3;  // behind a step of the thread that saw only masked tokens
+    row[V - 1] = 2;
+    const int32_t target = V - 1;
+    double want_ce = 0, want_lse = 0;
+    ASSERT_TRUE(
+        ok(ref::cross_entropy_forward<double>(&want_ce, &want_lse, row.data(), &target, 1, V, {})));
+    DeviceArray<T> logits(cast<T>(row));
+    DeviceArray<int32_t> targets(std::vector<int32_t>{target});
+    DeviceArray<float> ce(1), lse(1);
+    ASSERT_TRUE(ok(cuda::cross_entropy_forward<T>(ce.data(), lse.data(), logits.data(),
+                                                  targets.data(), 1, V, {})));
+    // Three terms, exponents up to 2; the rest as in check_forward.
+    const double absolute = gamma<float>(2 + 4 * 3 + 3 + 10);
+    EXPECT_TRUE(close(lse.host(), std::vector<double>{want_lse}, absolute, gamma<float>(1)));
+    EXPECT_TRUE(close(ce.host(), std::vector<double>{want_ce}, absolute, gamma<float>(1)));
+}
+
 class CrossEntropy : public ScheduleTest {};
 
 TEST_P(CrossEntropy, ForwardMatchesPlainLoops) {
@@ -191,6 +214,10 @@ TEST_P(CrossEntropy, RowsDoNotDependOnOtherRowsNorOnAlignment) {
         check_rows<float>(V);
         check_rows<bf16>(V);
     }
+}
+TEST_P(CrossEntropy, MaskedTokensAddNothing) {
+    check_masked<float>();
+    check_masked<bf16>();
 }
 TEST_P(CrossEntropy, OddLogitsShow) {
     check_odd_logits<float>();
