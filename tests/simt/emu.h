@@ -71,6 +71,41 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
+// ---- what kernels/ptx.cuh is emulated with ----
+
+// Ends the launch with an error in the running thread.
+[[noreturn]] void fail_launch(const char* message, Where where);
+
+// Meets all 32 lanes of the running warp. `complete` runs once, in the last lane to arrive, on what
+// each lane brought. Orders no memory.
+void meet_warp(void* mine, void (*complete)(void* const* lanes), const char* op, Where where);
+
+// Of the 32 row addresses that the lanes bring, gives this lane those of which it gets elements:
+// [matrix][i], where i is 0, or with `transposed` 0 and 1.
+struct MatrixRows {
+    const void* row[4][2];
+};
+MatrixRows ldmatrix_rows(const void* row, bool transposed, Where where);
+
+// d += a b. Products are exact; for each element of d they are added in f32, k = 0 to 15 in turn.
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where);
+
+// Asynchronous copies of the running thread. An issued copy is queued, and belongs to the group that
+// the next commit closes. `cp_async_landing` takes the next copy off the queue that a wait which
+// leaves `groups` groups in flight has to land, and is false when there is none.
+struct AsyncCopy {
+    void* to;
+    const void* from;
+    uint32_t bytes, source_bytes;  // the rest is zeros
+};
+void cp_async_issue(const AsyncCopy& copy, Where where);
+void cp_async_commit();
+bool cp_async_landing(unsigned groups, AsyncCopy& copy);
+// For the scheduler, when a thread starts, and when it ends: the place of a copy still in flight,
+// or null.
+void cp_async_forget();
+const Where* cp_async_in_flight();
+
 // Lets `kernel` be launched with so much dynamic shared memory: more than 48 KB is an opt-in.
 cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
 

@@ -54,6 +54,7 @@ struct Thread {
     int source;
     bool predicate;
     unsigned votes;
+    void* brought;  // to meet_warp
     // Tokens of the happens-before edges into and out of a meeting.
     char arrived, released;
     void* previous;  // ThreadSanitizer's logical thread of the block before
@@ -333,7 +334,10 @@ void thread_entry() {
     fiber_entered();
     Thread& me = *running;
     order_acquire(&launch_token);
+    cp_async_forget();
     kernel_body(kernel_arguments);
+    if (const Where* copy = cp_async_in_flight())
+        fail(*copy, "the thread exits while this cp.async is in flight");
     order_release(&finish_token);
     me.state = State::finished;
     ++finished_count;
@@ -452,6 +456,20 @@ unsigned ballot(unsigned mask, bool predicate, const char* op, Where where) {
     });
     return me.votes;
 }
+
+void meet_warp(void* mine, void (*complete)(void* const* lanes), const char* op, Where where) {
+    Thread& me = *running;
+    if (thread_count - unsigned(&me - threads) / kLanes * kLanes < kLanes)
+        fail(where, "%s in a warp of fewer than %u threads", op, kLanes);
+    me.brought = mine;
+    meet_lanes(~0u, op, where, [complete](Thread* warp, unsigned) {
+        void* lanes[kLanes];
+        for (unsigned i = 0; i < kLanes; ++i) lanes[i] = warp[i].brought;
+        complete(lanes);
+    });
+}
+
+void fail_launch(const char* message, Where where) { fail(where, "%s", message); }
 
 void* shared_memory(SharedSlot& slot, size_t bytes) {
     if (slot.block != block_serial) {
