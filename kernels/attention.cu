@@ -358,7 +358,6 @@ Status attention_forward_plain(float* o, float* lse, const float* q, const float
                                Stream s) {
     const unsigned blocks =
         attention_blocks(ceil_div(packed_rows(table, call.H, call.G), kRows), 1, call);
-    if (blocks == 0) return kTooManyBlocks;
     return with_panels(call.C, [&](auto panels) {
         constexpr size_t kFloats =
             (kRows + kKeyBlock) * tile_stride(panels) + kRows * (kKeyBlock + 1);
@@ -377,7 +376,6 @@ Status attention_backward_plain(float* dq, float* dk, float* dv, const float* de
     const unsigned row_blocks =
         attention_blocks(ceil_div(packed_rows(table, call.H, call.G), kRows), 1, call);
     const unsigned key_blocks = attention_blocks(ceil_div(table.max_end, kRows), 1, call);
-    if (row_blocks == 0 || key_blocks == 0) return kTooManyBlocks;
     return with_panels(call.C, [&](auto panels) {
         const Launch rows{.grid = dim3(row_blocks),
                           .block = dim3(kThreads),
@@ -400,6 +398,7 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
+    if (Status status = attention_size(table, call); !status.ok()) return status;
     if constexpr (std::is_same_v<T, bf16>)
         return attention_forward_mma(o, lse, q, k, v, table, call, scale, s);
     else
@@ -413,9 +412,11 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
+    if (Status status = attention_size(table, call); !status.ok()) return status;
     const int64_t rows = table.rows * H;
     constexpr int64_t kMaxBlocks = 1 << 16;  // each then strides over the rows
-    const unsigned blocks = unsigned(std::min(ceil_div(rows, kThreads / 32), kMaxBlocks));
+    const unsigned blocks =
+        unsigned(std::clamp<int64_t>(ceil_div(rows, kThreads / 32), 1, kMaxBlocks));
     if (Status status = launch(row_delta<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,
                                delta, dout, o, rows, C);
         !status.ok())

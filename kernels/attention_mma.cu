@@ -163,34 +163,29 @@ __device__ void add_product(float (&out)[N][4], const Fragment (&a)[K], const bf
 // Of which a lane holds two: i0 + lane / 4 and 8 further. Rows past the last copy it; they are not
 // stored.
 struct WarpRows {
-    bool any;               // false when all are past the last
-    int t[2], lo[2];        // positions, the first that each sees
-    int first_t, last_t;    // of the warp
-    int first_lo, last_lo;  // what the first and the last row see first
-    int64_t head[2];        // elements in [N,H]
+    int window;
+    int t[2];         // positions of the lane's rows,
+    int64_t head[2];  // and elements in [N,H]
     bool stored[2];
+    int first_t, last_t;  // of the warp; last_t is -1 when all its rows are past the last
 
-    __device__ WarpRows(const PackedRows& rows, int i0, int window) {
+    __device__ WarpRows(const PackedRows& rows, int i0, int the_window) : window(the_window) {
         const int last = rows.count() - 1;
-        any = i0 <= last;
         for (int half = 0; half < 2; ++half) {
             const int i = i0 + threadIdx.x % 32 / 4 + 8 * half;
             stored[half] = i <= last;
             t[half] = rows.position(min(i, last));
-            lo[half] = first_visible(t[half], window);
             head[half] = rows.head(min(i, last));
         }
         first_t = rows.position(min(i0, last));
-        last_t = rows.position(min(i0 + kWarpRows - 1, last));
-        first_lo = first_visible(first_t, window);
-        last_lo = first_visible(last_t, window);
+        last_t = i0 <= last ? rows.position(min(i0 + kWarpRows - 1, last)) : -1;
     }
     // Whether some row sees one of the keys [base, base + n), or not every row sees all of them.
     __device__ bool some(int base, int n) const {
-        return any && base <= last_t && base + n > first_lo;
+        return base <= last_t && base + n > first_visible(first_t, window);
     }
     __device__ bool masked(int base, int n) const {
-        return base + n - 1 > first_t || base < last_lo;
+        return base + n - 1 > first_t || base < first_visible(last_t, window);
     }
 };
 
@@ -213,12 +208,13 @@ __device__ void scale_and_mask(float (&score)[N][4], const WarpRows& rows, int b
         for (int e = 0; e < 4; ++e) score[n][e] *= scale;
     if (!rows.masked(base, 8 * N)) return;
     const int first = base + threadIdx.x % 4 * 2;
+    const int lo[2] = {first_visible(rows.t[0], rows.window),
+                       first_visible(rows.t[1], rows.window)};
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if (!visible(first + n * 8 + e % 2, rows.lo[e / 2], rows.t[e / 2]))
-                score[n][e] = -INFINITY;
+            if (!visible(first + n * 8 + e % 2, lo[e / 2], rows.t[e / 2])) score[n][e] = -INFINITY;
 }
 
 // ---- forward ----
@@ -340,7 +336,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, W <= 64 ? 2 : 1)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (!rows.any || !rows.stored[half]) continue;
+        if (!rows.stored[half]) continue;
         const float inverse = 1.f / l[half];
         bf16* const row = o + rows.head[half] * C;
 #pragma unroll
@@ -387,7 +383,8 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
 
     const int64_t* const blocks = call.blocks + place.span.block;
     const int64_t stride = int64_t(call.G) * C;
-    const int j_begin = rows.first_lo / kKeyBlock, j_end = rows.last_t / kKeyBlock + 1;
+    const int j_begin = first_visible(rows.first_t, call.window) / kKeyBlock;
+    const int j_end = rows.last_t / kKeyBlock + 1;
     bf16* const keys = shared + warp * kStage;
     bf16* const values = keys + kKeys;
     const auto load_keys = [&](int j) {
@@ -548,7 +545,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (!rows.any || !rows.stored[half]) continue;
+        if (!rows.stored[half]) continue;
         bf16* const row = dq + rows.head[half] * C;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n)
@@ -737,7 +734,6 @@ Status attention_forward_mma(bf16* o, float* lse, const bf16* q, const bf16* k, 
         const int tile = few ? kWarpRows : kTileWarps * kWarpRows;
         const int stages = few ? few_warps(W) : 2, warps = few ? few_warps(W) : kTileWarps;
         const unsigned blocks = attention_blocks(ceil_div(rows, tile), slices(W), call);
-        if (blocks == 0) return kTooManyBlocks;
         return launch(few ? forward_few<W> : forward_tile<W>,
                       {.grid = dim3(blocks),
                        .block = dim3(unsigned(warps) * 32),
@@ -763,7 +759,6 @@ Status attention_backward_mma(bf16* dq, float* dk, float* dv, const float* delta
             ceil_div(packed_rows(table, call.H, call.G), kTileWarps * kWarpRows), slices(W), call);
         const unsigned key_blocks =
             attention_blocks(ceil_div(table.max_end, kKeyBlock), slices(W), call);
-        if (row_blocks == 0 || key_blocks == 0) return kTooManyBlocks;
         if (Status status = launch(dkdv_tile<W>,
                                    {.grid = dim3(key_blocks),
                                     .block = dim3(kKeyWarps * 32),

@@ -38,14 +38,17 @@ __device__ AttentionPlace attention_place(const AttentionCall& call) {
     return place;
 }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-// The grid that attention_place takes apart, or 0 where that would be too large.
+// The grid that attention_place takes apart.
 inline unsigned attention_blocks(int64_t tiles, int slices, const AttentionCall& call) {
-    const int64_t most = INT_MAX / std::max<int64_t>(tiles, 1);
-    const int64_t others = int64_t(call.count) * call.G;
-    return others * slices <= most ? unsigned(tiles * others * slices) : 0;
+    return unsigned(tiles * slices * call.count * call.G);
 }
-inline constexpr Status kTooManyBlocks{Code::bad_argument,
-                                       "attention over so many spans and rows needs several calls"};
+// That it fits, and rows as int, for tiles of at least 16 rows or keys and 2 slices.
+inline Status attention_size(const SpanTable& table, const AttentionCall& call) {
+    const int64_t rows = int64_t(table.max_count) * (call.H / call.G);
+    const int64_t tiles = ceil_div(std::max<int64_t>(rows, table.max_end), 16) * 2;
+    if (rows <= INT_MAX && tiles <= INT_MAX / (int64_t(call.count) * call.G)) return {};
+    return {Code::bad_argument, "attention over so many spans and rows needs several calls"};
+}
 
 // The query heads that share a key head are packed as rows: row i of a span is position
 // first + i / group, head g * group + i % group.
