@@ -57,7 +57,8 @@ __device__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int n, i
     const bf16* row = from + first * stride + c;
     const int inside = c < columns ? n : 0;  // rows that have these columns
     if (aligned) {
-        for (int r = first; r < Rows; r += kRowsAtOnce) {
+#pragma unroll 1
+        for (int r = first; r < Rows; r += kRowsAtOnce) {  // unrolled it would cost registers
             ptx::cp_async_16(to, r < inside ? row : from, r < inside ? 16 : 0);
             to += kRowsAtOnce * (W + kPad);
             row += kRowsAtOnce * stride;
@@ -162,20 +163,31 @@ __device__ void add_product(float (&out)[N][4], const Fragment (&a)[K], const bf
 
 // Of which a lane holds two: i0 + lane / 4 and 8 further. Rows past the last copy it; they are not
 // stored.
+struct LaneRows {
+    int64_t head[2];  // elements in [N,H]
+    bool stored[2];
+
+    __device__ LaneRows(const PackedRows& rows, int i0) {
+        const int last = rows.count() - 1;
+        for (int half = 0; half < 2; ++half) {
+            const int i = i0 + threadIdx.x % 32 / 4 + 8 * half;
+            head[half] = rows.head(min(i, last));
+            stored[half] = i <= last;
+        }
+    }
+};
+
+// And their positions.
 struct WarpRows {
     int window;
-    int t[2];         // positions of the lane's rows,
-    int64_t head[2];  // and elements in [N,H]
-    bool stored[2];
+    int t[2];             // of the lane's rows
     int first_t, last_t;  // of the warp; last_t is -1 when all its rows are past the last
 
     __device__ WarpRows(const PackedRows& rows, int i0, int the_window) : window(the_window) {
         const int last = rows.count() - 1;
         for (int half = 0; half < 2; ++half) {
             const int i = i0 + threadIdx.x % 32 / 4 + 8 * half;
-            stored[half] = i <= last;
             t[half] = rows.position(min(i, last));
-            head[half] = rows.head(min(i, last));
         }
         first_t = rows.position(min(i0, last));
         last_t = i0 <= last ? rows.position(min(i0 + kWarpRows - 1, last)) : -1;
@@ -190,7 +202,7 @@ struct WarpRows {
 };
 
 // Fragment i of the rows of an array [N,H,C].
-__device__ inline Fragment load_rows(const bf16* from, const WarpRows& rows, int i, int C,
+__device__ inline Fragment load_rows(const bf16* from, const LaneRows& rows, int i, int C,
                                      bool aligned) {
     Fragment a;
     const int c = i * 16 + threadIdx.x % 4 * 2;
@@ -269,7 +281,7 @@ __device__ inline float log_sum(float m, float l) { return std::fma(m, kLn2, std
 // A block walks the splits for 128 rows, the next split's keys and values on their way to shared
 // memory while the warps work on this one's.
 template <int W>
-__global__ void __launch_bounds__(kTileWarps * 32, W <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kTileWarps * 32, 1)
     forward_tile(bf16* __restrict__ o, float* __restrict__ lse, const bf16* __restrict__ q,
                  const bf16* __restrict__ k, const bf16* __restrict__ v, AttentionCall call,
                  float scale, Aligned aligned) {
@@ -285,7 +297,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, W <= 64 ? 2 : 1)
     const int last_row = min(first_row + kRows, packed.count()) - 1;
     const int lane = threadIdx.x % 32, C = call.C, first_column = place.slice * kSlice;
     const int end = place.span.first + place.span.count;
-    const WarpRows rows(packed, first_row + threadIdx.x / 32 * kWarpRows, call.window);
+    const int warp_row = first_row + threadIdx.x / 32 * kWarpRows;
+    const WarpRows rows(packed, warp_row, call.window);
 
     const int64_t* const blocks = call.blocks + place.span.block;
     const int64_t stride = int64_t(call.G) * C;
@@ -304,8 +317,11 @@ __global__ void __launch_bounds__(kTileWarps * 32, W <= 64 ? 2 : 1)
     int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;  // read a split ahead
 
     Fragment query[W / 16];
+    {
+        const LaneRows mine(packed, warp_row);
 #pragma unroll
-    for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, rows, i, C, aligned.pairs);
+        for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
+    }
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, sum[kSlice / 8][4] = {};
 
     for (int j = j_begin; j < j_end; ++j) {
@@ -334,17 +350,19 @@ __global__ void __launch_bounds__(kTileWarps * 32, W <= 64 ? 2 : 1)
                         sum[n + x][e] = factors[e / 2].combine(sum[n + x][e], sum_j[x][e]);
         }
     }
+    // The span is read again: registers are scarce in the loop.
+    const LaneRows mine(PackedRows(call, attention_place<slices(W)>(call)), warp_row);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (!rows.stored[half]) continue;
+        if (!mine.stored[half]) continue;
         const float inverse = 1.f / l[half];
-        bf16* const row = o + rows.head[half] * C;
+        bf16* const row = o + mine.head[half] * C;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n)
             store_pair(row, first_column + n * 8 + lane % 4 * 2, sum[n][2 * half] * inverse,
                        sum[n][2 * half + 1] * inverse, C, aligned.pairs);
         if (lse && place.slice == 0 && lane % 4 == 0)
-            lse[rows.head[half]] = log_sum(m[half], l[half]);
+            lse[mine.head[half]] = log_sum(m[half], l[half]);
     }
 }
 
@@ -403,9 +421,10 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     load_keys(j_begin + warp);
     load_values(j_begin + warp);
 
+    const LaneRows mine(packed, first_row);
     Fragment query[W / 16];
 #pragma unroll
-    for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, rows, i, C, aligned.pairs);
+    for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
     // What this thread combines.
     const int my_row = threadIdx.x / kRowThreads, my_pair = threadIdx.x % kRowThreads;
     float m = -INFINITY, l = 0, sum[kPairs][2] = {};
@@ -487,7 +506,9 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const int last_row = min(first_row + kRows, packed.count()) - 1;
     const int C = call.C, first_column = place.slice * kSlice;
     const int end = place.span.first + place.span.count;
-    const WarpRows rows(packed, first_row + threadIdx.x / 32 * kWarpRows, call.window);
+    const int warp_row = first_row + threadIdx.x / 32 * kWarpRows;
+    const WarpRows rows(packed, warp_row, call.window);
+    const LaneRows mine(packed, warp_row);
 
     const int64_t* const blocks = call.blocks + place.span.block;
     const int64_t stride = int64_t(call.G) * C;
@@ -508,11 +529,11 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     Fragment query[W / 16], grad[W / 16];
 #pragma unroll
     for (int i = 0; i < W / 16; ++i) {
-        query[i] = load_rows(q, rows, i, C, aligned.pairs);
-        grad[i] = load_rows(dout, rows, i, C, aligned.pairs);
+        query[i] = load_rows(q, mine, i, C, aligned.pairs);
+        grad[i] = load_rows(dout, mine, i, C, aligned.pairs);
     }
-    const float log2_sum[2] = {lse[rows.head[0]] * kLog2e, lse[rows.head[1]] * kLog2e};
-    const float row_delta[2] = {delta[rows.head[0]], delta[rows.head[1]]};
+    const float log2_sum[2] = {lse[mine.head[0]] * kLog2e, lse[mine.head[1]] * kLog2e};
+    const float row_delta[2] = {delta[mine.head[0]], delta[mine.head[1]]};
     float sum[kSlice / 8][4] = {};
 
     for (int j = j_begin; j < j_end; ++j) {
@@ -545,8 +566,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (!rows.stored[half]) continue;
-        bf16* const row = dq + rows.head[half] * C;
+        if (!mine.stored[half]) continue;
+        bf16* const row = dq + mine.head[half] * C;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n)
             store_pair(row, first_column + n * 8 + threadIdx.x % 4 * 2, sum[n][2 * half] * scale,
