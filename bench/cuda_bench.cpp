@@ -221,6 +221,21 @@ void add_matmul(std::vector<Op>& ops, Context& c, int64_t M, int64_t n, int64_t 
                    }});
 }
 
+// cuBLASLt's product, the ceiling of ours.
+void add_fast_matmul(std::vector<Op>& ops, Context& c, const std::string& name, int64_t M,
+                     int64_t n, int64_t k) {
+    c.set_fast_matmul(true);
+    const Tensor x = filled(c, {M, k}, DType::bf16), y = filled(c, {M, n}, DType::bf16),
+                 packed = filled(c, {cuda::matmul_packed_size<bf16>(n, k)}, DType::bf16);
+    ops.push_back({name + "/" + std::to_string(M) + "x" + std::to_string(n) + "x" +
+                       std::to_string(k) + "/bf16",
+                   Unit::flop, 2.0 * double(M) * double(n) * double(k), [=, &c](Stream s) {
+                       return cuda::matmul_forward_fast<bf16>(c.fast_matmul(), y.data<bf16>(),
+                                                              x.data<bf16>(), packed.data<bf16>(),
+                                                              M, n, k, s);
+                   }});
+}
+
 int run_all(int argc, char** argv) {
     if (const tensor::CudaDevice device = tensor::cuda_device(); !device.usable) {
         std::fprintf(stderr, "cuda_bench: no CUDA device: %s\n", device.description.c_str());
@@ -237,7 +252,7 @@ int run_all(int argc, char** argv) {
                                              static_cast<cudaStream_t>(s.handle)));
                        return Status{};
                    }});
-    add_fast_matmul(ops, c, 8192, 8192, 8192);
+    add_fast_matmul(ops, c, "ceiling/cublaslt", 8192, 8192, 8192);
     add_rows<float>(ops, c, DType::f32);
     add_rows<bf16>(ops, c, DType::bf16);
     const Tensor w = filled(c, {1 << 26}, DType::f32), m = filled(c, w.shape(), DType::f32),
@@ -249,6 +264,7 @@ int run_all(int argc, char** argv) {
                    }});
     for (const auto& [n, k] : {std::pair{D, D}, {F, D}, {D, F}, {V, D}}) {
         add_matmul(ops, c, n == V ? 4096 : N, n, k);
+        add_fast_matmul(ops, c, "matmul_forward_fast", n == V ? 4096 : N, n, k);
         add_matmul(ops, c, 1, n, k);
     }
     add_matmul(ops, c, 8192, 8192, 8192);

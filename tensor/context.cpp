@@ -93,6 +93,28 @@ std::shared_ptr<Arena> Context::use(std::shared_ptr<Arena> arena) {
     return std::exchange(arena_, std::move(arena));
 }
 
+void Context::set_fast_matmul(bool on) {
+    fast_on_ = on;
+    if (!on || fast_) return;
+#ifdef FBT_CUDA
+    if (backend_ == Backend::cuda) {
+        kernels::cuda::MatmulFast* made = nullptr;
+        const kernels::Status status = kernels::cuda::matmul_fast_create(&made);
+        if (!status.ok())
+            throw Error(status.code == kernels::Code::unsupported ? ErrorKind::usage
+                                                                  : ErrorKind::environment,
+                        std::string("fast_matmul on ") + name_ + ": " + status.message);
+        // It may be destroyed when the work that was queued with it is done.
+        fast_ = {made, [memory = arena_->shared_memory()](kernels::cuda::MatmulFast* fast) {
+                     memory->synchronize();
+                     kernels::cuda::matmul_fast_destroy(fast);
+                 }};
+        return;
+    }
+#endif
+    throw Error(ErrorKind::usage, "fast_matmul is for --device cuda, not for " + name_);
+}
+
 #ifndef FBT_CUDA
 CudaDevice cuda_device() { return {false, "this build has no CUDA"}; }
 #endif

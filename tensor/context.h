@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/types.h"
+#include "kernels/matmul.h"
 #include "tensor/error.h"
 
 namespace fbt::tensor {
@@ -109,10 +109,18 @@ class Context {
     std::shared_ptr<Arena> use(std::shared_ptr<Arena> arena);
     void synchronize() { arena_->memory().synchronize(); }
 
+    // Whether products go through the vendor's library, which is faster and does not keep the row
+    // rule. For training on a GPU; off at first.
+    // Errors  usage where the device has no such library.
+    void set_fast_matmul(bool on);
+    kernels::cuda::MatmulFast* fast_matmul() const { return fast_on_ ? fast_.get() : nullptr; }
+
   private:
     std::string name_;
     Backend backend_;
     int threads_;
+    std::shared_ptr<kernels::cuda::MatmulFast> fast_;  // made when first wanted
+    bool fast_on_ = false;
     std::shared_ptr<Arena> arena_;
 };
 

@@ -120,6 +120,21 @@ Tensor like(const Tensor& t) { return Tensor::empty(t.context(), t.shape(), t.dt
 
 // ------------------------------------------------------------------------------------- matmul
 
+#ifdef FBT_CUDA
+namespace {
+
+// Where the context has it, the vendor's product runs in place of ours: f32 or bf16.
+template <class F>
+void with_fast_dtype(const char* op, const Tensor& t, F&& call) {
+    const kernels::Stream s = t.context().stream();
+    finish(op, t,
+           t.dtype() == DType::bf16 ? call.template operator()<kernels::bf16>(s)
+                                    : call.template operator()<float>(s));
+}
+
+}  // namespace
+#endif
+
 void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype) {
     expect_rank("matmul_pack", "w", w, 2);
     expect("matmul_pack", "w", w, w.shape(), accumulate_dtype(dtype));
@@ -137,6 +152,13 @@ void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w) {
     const int64_t M = x.dim(0);
     expect("matmul_forward", "x", x, {M, w.K}, w.data.dtype());
     expect("matmul_forward", "y", y, {M, w.N}, x.dtype());
+#ifdef FBT_CUDA
+    if (auto* fast = x.context().fast_matmul())
+        return with_fast_dtype("matmul_forward_fast", x, [&]<class T>(kernels::Stream s) {
+            return kernels::cuda::matmul_forward_fast<T>(fast, y.data<T>(), x.data<T>(),
+                                                         w.data.data<T>(), M, w.N, w.K, s);
+        });
+#endif
     FBT_DISPATCH(x, matmul_forward, y.data<T>(), x.data<T>(), w.data.data<T>(), M, w.N, w.K, s);
 }
 
@@ -152,6 +174,13 @@ void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x) {
     const int64_t M = dy.dim(0), N = dy.dim(1), K = x.dim(1);
     expect("matmul_dw_accum", "x", x, {M, K}, dy.dtype());
     expect("matmul_dw_accum", "dw", dw, {N, K}, accumulate_dtype(dy.dtype()));
+#ifdef FBT_CUDA
+    if (auto* fast = dy.context().fast_matmul())
+        return with_fast_dtype("matmul_dw_accum_fast", dy, [&]<class T>(kernels::Stream s) {
+            return kernels::cuda::matmul_dw_accum_fast<T>(fast, dw.data<float>(), dy.data<T>(),
+                                                          x.data<T>(), M, N, K, s);
+        });
+#endif
     FBT_DISPATCH(dy, matmul_dw_accum, dw.data<A>(), dy.data<T>(), x.data<T>(), M, N, K, s);
 }
 

@@ -56,6 +56,23 @@ std::string to_string(const MemoryPlan& plan) {
                            : "");
 }
 
+namespace {
+
+// The vendor's products while a step lasts; evaluations keep the row rule.
+class FastMatmul {
+  public:
+    FastMatmul(tensor::Context& context, bool on) : context_(context) {
+        context_.set_fast_matmul(on);
+    }
+    ~FastMatmul() { context_.set_fast_matmul(false); }
+    FastMatmul(const FastMatmul&) = delete;
+
+  private:
+    tensor::Context& context_;
+};
+
+}  // namespace
+
 Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute)
     : model_(model), source_(source), config_(std::move(config)), recompute_(recompute) {
     model_.parameters().initialise(model_.context(), model_.dtype(), config_.seed, true);
@@ -94,6 +111,7 @@ StepReport Trainer::advance() {
     plan.seed = config_.seed;
     plan.step = state_.step;
 
+    const FastMatmul products(model_.context(), config_.fast_matmul);
     model_.parameters().zero_gradients();
     autograd::Tape tape(true);
     const core::Objective loss = core::objective(model_, tape, batch, plan,
