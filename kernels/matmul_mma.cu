@@ -128,14 +128,15 @@ __device__ __forceinline__ void set_pair(uint32_t (&first)[2], uint32_t (&second
 
 // Blocks run about in the order of their index, so those that run together are given tiles of a
 // compact region: they share rows of x and of the weights in the L2 cache. A region is a band of
-// `band` tile rows, walked column by column.
+// `band` tile rows, walked column by column. (Counts of tiles fit 32 bits, as a grid must.)
 struct TilePlace {
-    int64_t row, column;
+    unsigned row, column;
 };
-__device__ __forceinline__ TilePlace tile_place(int64_t index, int64_t rows, int64_t columns,
-                                                int64_t band) {
-    const int64_t first = index / (band * columns) * band, within = index % (band * columns);
-    const int64_t height = min(band, rows - first);
+__device__ __forceinline__ TilePlace tile_place(unsigned index, unsigned rows, unsigned columns,
+                                                unsigned band) {
+    const unsigned area = min(band, rows) * columns;
+    const unsigned first = index / area * band, within = index % area;
+    const unsigned height = min(band, rows - first);
     return {first + within % height, within / height};
 }
 constexpr int kBandElements = 2048;  // a band's height: 16 tiles of 128
@@ -213,9 +214,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kRowChunks = Tile::kDepth / kChunk;
     constexpr int kWarpM = Tile::kWarpTileRows, kWarpN = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile =
-        tile_place(blockIdx.x, tiles(M, Tile::kRows), tiles(N, Tile::kColumns), Tile::kBand);
-    const int64_t m0 = tile.row * Tile::kRows, n0 = tile.column * Tile::kColumns;
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(M, Tile::kRows)),
+                                      unsigned(tiles(N, Tile::kColumns)), Tile::kBand);
+    const int64_t m0 = int64_t(tile.row) * Tile::kRows, n0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_m = warp / Tile::kWarpColumns * kWarpM,
               warp_n = warp % Tile::kWarpColumns * kWarpN;
@@ -355,9 +356,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kDyChunks = Tile::kRows / kChunk, kXChunks = Tile::kColumns / kChunk;
     constexpr int kWarpN = Tile::kWarpTileRows, kWarpK = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile =
-        tile_place(blockIdx.x, tiles(N, Tile::kRows), tiles(K, Tile::kColumns), Tile::kBand);
-    const int64_t n0 = tile.row * Tile::kRows, k0 = tile.column * Tile::kColumns;
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(N, Tile::kRows)),
+                                      unsigned(tiles(K, Tile::kColumns)), Tile::kBand);
+    const int64_t n0 = int64_t(tile.row) * Tile::kRows, k0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_n = warp / Tile::kWarpColumns * kWarpN,
               warp_k = warp % Tile::kWarpColumns * kWarpK;
@@ -422,7 +423,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 // packed[n,k] = w[k,n] for w [K,N], through shared memory, so that both the read and the write are
 // along rows. The odd row length keeps the column read free of bank conflicts.
 constexpr int kSquare = 32;
-constexpr int kPackThreads = 256;
+constexpr int kPackThreads = 128;
 constexpr int kSquareRows = kPackThreads / kSquare;  // that the block moves at a time
 
 __global__ void __launch_bounds__(kPackThreads)
@@ -430,9 +431,10 @@ __global__ void __launch_bounds__(kPackThreads)
                                 int64_t K) {
     using Square = float[kSquare][kSquare + 1];
     SHARED(Square, square);
-    const int64_t depth = bf16_packed_depth(K), across_tiles = depth / kSquare;
-    const int64_t k0 = blockIdx.x % across_tiles * kSquare,
-                  n0 = blockIdx.x / across_tiles * kSquare;
+    const int64_t depth = bf16_packed_depth(K);
+    const unsigned across_tiles = unsigned(depth / kSquare);
+    const int64_t k0 = int64_t(blockIdx.x % across_tiles) * kSquare,
+                  n0 = int64_t(blockIdx.x / across_tiles) * kSquare;
     const int across = int(threadIdx.x) % kSquare, first = int(threadIdx.x) / kSquare;
     for (int down = first; down < kSquare; down += kSquareRows) {
         const bool inside = k0 + down < K && n0 + across < N;
@@ -443,31 +445,32 @@ __global__ void __launch_bounds__(kPackThreads)
         if (n0 + down < N) packed[(n0 + down) * depth + k0 + across] = bf16(square[across][down]);
 }
 
-// packed[n,k] = w[n,k] for w [N,K]: a thread writes a chunk.
+// packed[n,k] = w[n,k] for w [N,K]: a block takes a row, a thread a chunk at a time.
 __global__ void __launch_bounds__(kPackThreads)
-    matmul_pack_mma(bf16* __restrict__ packed, const float* __restrict__ w, int64_t N, int64_t K) {
-    const int64_t depth = bf16_packed_depth(K), row_chunks = depth / kChunk;
-    const int64_t e = int64_t(blockIdx.x) * kPackThreads + threadIdx.x;
-    if (e >= N * row_chunks) return;
-    const int64_t n = e / row_chunks, k0 = e % row_chunks * kChunk;
-    const float* from = w + n * K + k0;
-    float v[kChunk];
-    if (K % 4 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0) {
+    matmul_pack_mma(bf16* __restrict__ packed, const float* __restrict__ w, int64_t K) {
+    const int64_t n = blockIdx.x, depth = bf16_packed_depth(K);
+    const float* row = w + n * K;
+    const bool quads = K % 4 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0;
+    for (int64_t k0 = int64_t(threadIdx.x) * kChunk; k0 < depth; k0 += kPackThreads * kChunk) {
+        float v[kChunk] = {};
+        if (quads && k0 + kChunk <= K) {
 #pragma unroll
-        for (int i = 0; i < kChunk; i += 4) {
-            const float4 quad = k0 + i < K ? *reinterpret_cast<const float4*>(from + i) : float4{};
-            v[i] = quad.x;
-            v[i + 1] = quad.y;
-            v[i + 2] = quad.z;
-            v[i + 3] = quad.w;
+            for (int i = 0; i < kChunk; i += 4) {
+                const float4 quad = *reinterpret_cast<const float4*>(row + k0 + i);
+                v[i] = quad.x;
+                v[i + 1] = quad.y;
+                v[i + 2] = quad.z;
+                v[i + 3] = quad.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i)
+                if (k0 + i < K) v[i] = row[k0 + i];
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) v[i] = k0 + i < K ? from[i] : 0.f;
+        *reinterpret_cast<uint4*>(packed + n * depth + k0) =
+            uint4{ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                  ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7])};
     }
-    *reinterpret_cast<uint4*>(packed + e * kChunk) =
-        uint4{ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]),
-              ptx::pack_bf16(v[6], v[7])};
 }
 
 // ---- launches ----
@@ -522,8 +525,7 @@ Status mma_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transpo
     if (transposed)
         return launch_blocks(matmul_pack_mma_transposing, depth / kSquare * tiles(N, kSquare),
                              kPackThreads, 0, s, packed, w, N, K);
-    return launch_blocks(matmul_pack_mma, tiles(N * (depth / kChunk), kPackThreads), kPackThreads,
-                         0, s, packed, w, N, K);
+    return launch_blocks(matmul_pack_mma, N, kPackThreads, 0, s, packed, w, K);
 }
 
 Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N, int64_t K,

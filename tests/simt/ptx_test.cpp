@@ -295,9 +295,10 @@ INSTANTIATE_TEST_SUITE_P(Simt, Ptx, testing::ValuesIn(kSchedules), schedule_name
 TEST(PtxPipeline, AMissingBarrierIsCaught) {
 #if FBT_TEST_TSAN
     // 66 is how ThreadSanitizer ends a process in which it saw a race.
+    const auto run = [] { return sums_are_right<kStages - 2, false>(); };
     EXPECT_EXIT(
         {
-            (void)sums_are_right<kStages - 2, false>();
+            (void)run();
             std::exit(0);
         },
         testing::ExitedWithCode(66), "data race");
