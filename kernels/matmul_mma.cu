@@ -541,7 +541,11 @@ Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_
             return forward_strip<DecodeWide, true>(y, x, packed, M, N, K, s);
         return forward_strip<DecodeNarrow, true>(y, x, packed, M, N, K, s);
     }
-    if (M <= DecodeMany::kRows) return forward_strip<DecodeMany, true>(y, x, packed, M, N, K, s);
+    // Strips read x once for every 16 columns, squares for every 64: worth it where those still
+    // keep half of the multiprocessors busy.
+    if (M <= DecodeMany::kRows && !fills<ForwardSmall>(M, N, kMultiprocessors / 2))
+        return forward_strip<DecodeMany, true>(y, x, packed, M, N, K, s);
+    if (M <= ForwardSmall::kRows) return forward_tile<ForwardSmall, true>(y, x, packed, M, N, K, s);
     if (fills<ForwardLarge>(M, N, 2 * kMultiprocessors))
         return forward_tile<ForwardLarge, true>(y, x, packed, M, N, K, s);
     if (fills<ForwardMiddle>(M, N, kMultiprocessors))
