@@ -54,6 +54,11 @@ __device__ void multiply_step(float (&sum)[Rows][kColumns], const Step<Rows>& st
     }
 }
 
+// Whether four neighbours of a row are one 16-byte access: a thread's columns begin at a fourth.
+__device__ __forceinline__ bool quads_aligned(const float* data, int64_t columns) {
+    return columns % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
 // y[m,n] = sum_k x[m,k] * packed[k,n]
 template <int Rows>
 __global__ void __launch_bounds__(kThreads)
@@ -80,11 +85,18 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();  // before the next step overwrites this one
     }
     const int i = threadIdx.x / kSide, j = threadIdx.x % kSide;
-    for (int row = 0; row < Rows; ++row)
-        for (int column = 0; column < kColumns; ++column) {
-            const int64_t m = m0 + i + row * kSide, n = n0 + j * kColumns + column;
-            if (m < M && n < N) y[m * N + n] = sum[row][column];
-        }
+    const int64_t n = n0 + j * kColumns;
+    const bool quads = quads_aligned(y, N);
+    for (int row = 0; row < Rows; ++row) {
+        const int64_t m = m0 + i + row * kSide;
+        if (m >= M) continue;
+        if (quads && n < N)
+            *reinterpret_cast<float4*>(y + m * N + n) =
+                float4{sum[row][0], sum[row][1], sum[row][2], sum[row][3]};
+        else
+            for (int column = 0; column < kColumns; ++column)
+                if (n + column < N) y[m * N + n + column] = sum[row][column];
+    }
 }
 
 // dw[n,k] += sum_m dy[m,n] * x[m,k], m in order from 0 to M-1. The chain takes kDepth rows a step.
@@ -112,11 +124,21 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
     }
     const int i = threadIdx.x / kSide, j = threadIdx.x % kSide;
-    for (int row = 0; row < kTallRows; ++row)
-        for (int column = 0; column < kColumns; ++column) {
-            const int64_t n = n0 + i + row * kSide, k = k0 + j * kColumns + column;
-            if (n < N && k < K) dw[n * K + k] += sum[row][column];
+    const int64_t k = k0 + j * kColumns;
+    const bool quads = quads_aligned(dw, K);
+    for (int row = 0; row < kTallRows; ++row) {
+        const int64_t n = n0 + i + row * kSide;
+        if (n >= N) continue;
+        float* out = dw + n * K + k;
+        if (quads && k < K) {
+            const float4 old = *reinterpret_cast<const float4*>(out);
+            *reinterpret_cast<float4*>(out) = float4{old.x + sum[row][0], old.y + sum[row][1],
+                                                     old.z + sum[row][2], old.w + sum[row][3]};
+        } else {
+            for (int column = 0; column < kColumns; ++column)
+                if (k + column < K) out[column] += sum[row][column];
         }
+    }
 }
 
 // packed = w^T for w [N,K]: 32 x 32 squares go through shared memory, so that both the read and the

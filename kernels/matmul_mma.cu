@@ -27,9 +27,11 @@ __host__ __device__ constexpr int64_t tiles(int64_t size, int64_t tile) {
     return (size + tile - 1) / tile;
 }
 
-// Where chunk `chunk` of a tile's row `row` lies, in elements.
+// Where chunk `chunk` of a tile's row `row` lies, in elements. For constant steps this is cheap to
+// go on from: 8 i rows further is 8 i row lengths further, and for an even chunk number, two chunks
+// further, if that only sets bits of the number, is an XOR with 16.
 __device__ __forceinline__ int chunk_place(int row, int chunk, int row_chunks) {
-    return (row * row_chunks + (chunk ^ row % 8)) * kChunk;
+    return (row * row_chunks + (chunk ^ (row & 7))) * kChunk;
 }
 
 // Row-major in global memory, rows `stride` apart.
@@ -39,92 +41,102 @@ struct Matrix {
 };
 
 // Copies tiles of Rows x 8 RowChunks from a matrix to shared memory, as one of Threads threads: the
-// same chunk of every kStep'th row. Outside the matrix the tile is zero along the sum's index;
-// along the other, where it would only reach outputs that nobody stores, it stays as it is.
+// same chunk of every kStep'th row. Outside the matrix a tile is zero; with FewRows, for a matrix
+// that has few of a tile's rows, the others stay as they are: they only reach outputs that nobody
+// stores.
 enum class SumsOver { columns, rows };
-template <int Rows, int RowChunks, int Threads, SumsOver Sum, bool Aligned>
+template <int Rows, int RowChunks, int Threads, SumsOver Sum, bool Aligned, bool FewRows = false>
 class TileCopier {
   public:
     __device__ TileCopier(const Matrix& m, int64_t row0, int64_t column0)
         : row_(int(threadIdx.x) / RowChunks),
-          chunk_(int(threadIdx.x) % RowChunks),
-          rows_left_(m.rows - row0 - row_),
-          columns_left_(m.columns - column0 - chunk_ * kChunk),
-          next_(m.data + (row0 + row_) * m.stride + column0 + chunk_ * kChunk),
-          stride_(m.stride) {}
+          place_(chunk_place(row_, int(threadIdx.x) % RowChunks, RowChunks)),
+          stride_(m.stride) {
+        const int64_t row = row0 + row_, column = column0 + int(threadIdx.x) % RowChunks * kChunk;
+        next_ = m.data + row * stride_ + column;
+        // Only the distance along the sum may be long; across it, one tile is all that matters.
+        const int64_t rows = m.rows - row, columns = m.columns - column;
+        across_ = int(min(Sum == SumsOver::columns ? rows : columns, int64_t(kMaxSide)));
+        along_ = Sum == SumsOver::columns ? columns : rows;
+    }
 
     // Starts to copy a tile and moves on by one tile along the sum's index.
     __device__ __forceinline__ void start(bf16* tile) {
 #pragma unroll
         for (int i = 0; i < Rows / kStep; ++i) {
-            const bool in_row = i * kStep<rows_left_, in_column = columns_left_> 0;
-            if (Sum == SumsOver::columns ? !in_row : !in_column) continue;
-            bf16* to = tile + chunk_place(row_ + i * kStep, chunk_, RowChunks);
-            const bf16* from = next_ + i * kStep * stride_;
+            const int below = i * kStep;
+            const bool in_row = Sum == SumsOver::columns ? below < across_ : below < along_;
+            const bool in_column = Sum == SumsOver::columns ? along_ > 0 : across_ > 0;
+            if (FewRows && !in_row) continue;
+            bf16* to =
+                tile + (kStep % 8 == 0
+                            ? place_ + below * RowChunks * kChunk
+                            : chunk_place(row_ + below, int(threadIdx.x) % RowChunks, RowChunks));
+            const bf16* from = next_ + below * stride_;
             if constexpr (Aligned) {
                 ptx::cp_async_16(to, from, in_row && in_column ? 16 : 0);
             } else {
+                const int64_t count = !in_row ? 0 : Sum == SumsOver::columns ? along_ : across_;
                 alignas(16) bf16 chunk[kChunk];
 #pragma unroll
-                for (int e = 0; e < kChunk; ++e)
-                    chunk[e] = in_row && e < columns_left_ ? from[e] : bf16(0.f);
+                for (int e = 0; e < kChunk; ++e) chunk[e] = e < count ? from[e] : bf16(0.f);
                 *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk);
             }
         }
-        if constexpr (Sum == SumsOver::columns) {
-            columns_left_ -= RowChunks * kChunk;
-            next_ += RowChunks * kChunk;
-        } else {
-            rows_left_ -= Rows;
-            next_ += Rows * stride_;
-        }
+        along_ -= Sum == SumsOver::columns ? RowChunks * kChunk : Rows;
+        next_ += Sum == SumsOver::columns ? RowChunks * kChunk : Rows * stride_;
     }
 
   private:
-    static constexpr int kStep = Threads / RowChunks;
+    static constexpr int kStep = Threads / RowChunks, kMaxSide = 1 << 20;
     static_assert(Threads % RowChunks == 0 && Rows % kStep == 0);
-    int row_, chunk_;
-    int64_t rows_left_, columns_left_;
+    int row_, place_;
+    int across_;     // rows, or columns, of the matrix from this thread's first on
+    int64_t along_;  // the same along the sum, from this tile on
     const bf16* next_;
     int64_t stride_;
 };
 
-// The operands of a warp's tile for 16 terms of the sum: rows in 16s, columns in 8s.
-template <int Rows, int Columns>
+// The operands of a warp's tile for `Terms` terms of the sum, in 16s: rows in 16s, columns in 8s.
+template <int Rows, int Columns, int Terms>
 struct Fragments {
-    uint32_t a[Rows / 16][4], b[Columns / 8][2];
+    uint32_t a[Terms / 16][Rows / 16][4], b[Terms / 16][Columns / 8][2];
 };
 template <int Rows, int Columns>
 using Sums = float[Rows / 16][Columns / 8][4];
 
-template <int Rows, int Columns>
+template <int Rows, int Columns, int Terms>
 __device__ __forceinline__ void multiply(Sums<Rows, Columns>& sum,
-                                         const Fragments<Rows, Columns>& f) {
+                                         const Fragments<Rows, Columns, Terms>& f) {
 #pragma unroll
-    for (int i = 0; i < Rows / 16; ++i)
+    for (int t = 0; t < Terms / 16; ++t)
 #pragma unroll
-        for (int j = 0; j < Columns / 8; ++j) ptx::mma_m16n8k16(sum[i][j], f.a[i], f.b[j]);
+        for (int i = 0; i < Rows / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < Columns / 8; ++j)
+                ptx::mma_m16n8k16(sum[i][j], f.a[t][i], f.b[t][j]);
 }
 
-template <int Rows, int Columns>
-__device__ __forceinline__ void set_b(Fragments<Rows, Columns>& f, int pair,
-                                      const uint32_t (&r)[4]) {
-    f.b[2 * pair][0] = r[0];
-    f.b[2 * pair][1] = r[1];
-    f.b[2 * pair + 1][0] = r[2];
-    f.b[2 * pair + 1][1] = r[3];
+// Two neighbouring operands b from the four 8 x 8 matrices that one ldmatrix reads.
+__device__ __forceinline__ void set_pair(uint32_t (&first)[2], uint32_t (&second)[2],
+                                         const uint32_t (&r)[4]) {
+    first[0] = r[0];
+    first[1] = r[1];
+    second[0] = r[2];
+    second[1] = r[3];
 }
 
 // Blocks run about in the order of their index, so those that run together are given tiles of a
 // compact region: they share rows of x and of the weights in the L2 cache. A region is a band of
-// `band` tile rows, walked column by column.
+// `band` tile rows, walked column by column. (Counts of tiles fit 32 bits, as a grid must.)
 struct TilePlace {
-    int64_t row, column;
+    unsigned row, column;
 };
-__device__ __forceinline__ TilePlace tile_place(int64_t index, int64_t rows, int64_t columns,
-                                                int64_t band) {
-    const int64_t first = index / (band * columns) * band, within = index % (band * columns);
-    const int64_t height = min(band, rows - first);
+__device__ __forceinline__ TilePlace tile_place(unsigned index, unsigned rows, unsigned columns,
+                                                unsigned band) {
+    const unsigned area = min(band, rows) * columns;
+    const unsigned first = index / area * band, within = index % area;
+    const unsigned height = min(band, rows - first);
     return {first + within % height, within / height};
 }
 constexpr int kBandElements = 2048;  // a band's height: 16 tiles of 128
@@ -132,7 +144,8 @@ constexpr int kBandElements = 2048;  // a band's height: 16 tiles of 128
 // A block's tile of Rows x Columns outputs, cut among WarpRows x WarpColumns warps, and its ring.
 template <int Rows, int Columns, int WarpRows, int WarpColumns, int Depth, int Stages>
 struct Tiling {
-    static constexpr int kRows = Rows, kColumns = Columns, kDepth = Depth, kStages = Stages;
+    static constexpr int kRows = Rows, kColumns = Columns;
+    static constexpr int kDepth = Depth, kTerms = 16, kStages = Stages;
     static constexpr int kThreads = kLanes * WarpRows * WarpColumns;
     static constexpr int kWarpColumns = WarpColumns;
     static constexpr int kWarpTileRows = Rows / WarpRows, kWarpTileColumns = Columns / WarpColumns;
@@ -140,7 +153,7 @@ struct Tiling {
     static constexpr size_t kSharedBytes = size_t(kStage) * Stages * sizeof(bf16);
     static constexpr int kBand = kBandElements / Rows;
     using WarpSums = Sums<kWarpTileRows, kWarpTileColumns>;
-    using WarpFragments = Fragments<kWarpTileRows, kWarpTileColumns>;
+    using WarpFragments = Fragments<kWarpTileRows, kWarpTileColumns, kTerms>;
 };
 // Warps of 64 x 64 read little shared memory for much arithmetic; where such tiles would leave
 // multiprocessors idle, smaller ones are faster.
@@ -152,12 +165,12 @@ using DwMiddle = Tiling<128, 128, 2, 2, 32, 4>;
 using DwSmall = Tiling<64, 64, 2, 2, 32, 4>;
 
 // The walk along the sum, in `steps` stages. start(stage) starts to fill one, load(f, stage, part)
-// reads the operands of its part'th 16 terms. Operands are read while the previous ones multiply,
-// across stages too.
+// reads the operands of its part'th Tile::kTerms terms. Operands are read while the previous ones
+// multiply, across stages too.
 template <class Tile, class Start, class Load>
 __device__ __forceinline__ void walk(typename Tile::WarpSums& sum, bf16* ring, int64_t steps,
                                      Start start, Load load) {
-    constexpr int kParts = Tile::kDepth / 16, kAhead = Tile::kStages - 1;
+    constexpr int kParts = Tile::kDepth / Tile::kTerms, kAhead = Tile::kStages - 1;
     static_assert(kParts % 2 == 0);
     for (int i = 0; i < kAhead; ++i) {
         if (i < steps) start(ring + i * Tile::kStage);
@@ -201,9 +214,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kRowChunks = Tile::kDepth / kChunk;
     constexpr int kWarpM = Tile::kWarpTileRows, kWarpN = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile =
-        tile_place(blockIdx.x, tiles(M, Tile::kRows), tiles(N, Tile::kColumns), Tile::kBand);
-    const int64_t m0 = tile.row * Tile::kRows, n0 = tile.column * Tile::kColumns;
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(M, Tile::kRows)),
+                                      unsigned(tiles(N, Tile::kColumns)), Tile::kBand);
+    const int64_t m0 = int64_t(tile.row) * Tile::kRows, n0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_m = warp / Tile::kWarpColumns * kWarpM,
               warp_n = warp % Tile::kWarpColumns * kWarpN;
@@ -216,8 +229,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
     // Of four 8 x 8 matrices, a lane names a row of one. For a they are the quarters of 16 x 16,
     // down first; for b two columns of 8 x 8, each with its 16 terms.
-    const int a_row = warp_m + lane % 16, a_chunk = lane / 16;
-    const int b_row = warp_n + lane / 16 * 8 + lane % 8, b_chunk = lane / 8 % 2;
+    const int a_place = chunk_place(warp_m + lane % 16, lane / 16, kRowChunks);
+    const int b_place = chunk_place(warp_n + lane / 16 * 8 + lane % 8, lane / 8 % 2, kRowChunks);
     typename Tile::WarpSums sum = {};
     walk<Tile>(
         sum, ring, depth / Tile::kDepth,
@@ -226,17 +239,16 @@ __global__ void __launch_bounds__(Tile::kThreads)
             copy_w.start(stage + Tile::kRows * Tile::kDepth);
         },
         [&](typename Tile::WarpFragments& f, const bf16* stage, int part) {
-            const bf16* w = stage + Tile::kRows * Tile::kDepth;
+            const bf16* a = stage + (a_place ^ part * 16);
+            const bf16* b = stage + Tile::kRows * Tile::kDepth + (b_place ^ part * 16);
 #pragma unroll
             for (int i = 0; i < kWarpM / 16; ++i)
-                ptx::ldmatrix_x4(
-                    f.a[i], stage + chunk_place(a_row + i * 16, a_chunk + part * 2, kRowChunks));
+                ptx::ldmatrix_x4(f.a[0][i], a + i * 16 * Tile::kDepth);
 #pragma unroll
             for (int j = 0; j < kWarpN / 16; ++j) {
                 uint32_t r[4];
-                ptx::ldmatrix_x4(r,
-                                 w + chunk_place(b_row + j * 16, b_chunk + part * 2, kRowChunks));
-                set_b(f, j, r);
+                ptx::ldmatrix_x4(r, b + j * 16 * Tile::kDepth);
+                set_pair(f.b[0][2 * j], f.b[0][2 * j + 1], r);
             }
         });
 
@@ -276,13 +288,16 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 // The same for few rows, where reading the weights is what takes time: a warp takes 8 columns and
 // all of the sum, so that many blocks stream weights at once, through a deep ring. Rows are up to
-// 16 RowTiles.
+// 16 RowTiles. An mma waits for the one before it, so nothing else may: 32 terms are read ahead.
 template <int RowTiles, int Warps, int Stages>
 struct Strip {
     static constexpr int kRows = 16 * RowTiles, kColumns = 8 * Warps, kThreads = kLanes * Warps;
-    static constexpr int kRowTiles = RowTiles, kStages = Stages;
-    static constexpr int kStage = (kRows + kColumns) * kBf16Depth;
+    static constexpr int kDepth = kBf16Depth, kTerms = 32, kStages = Stages;
+    static constexpr int kRowTiles = RowTiles;
+    static constexpr int kStage = (kRows + kColumns) * kDepth;
     static constexpr size_t kSharedBytes = size_t(kStage) * Stages * sizeof(bf16);
+    using WarpSums = Sums<kRows, 8>;
+    using WarpFragments = Fragments<kRows, 8, kTerms>;
 };
 using DecodeWide = Strip<1, 4, 6>;
 using DecodeNarrow = Strip<1, 1, 16>;  // more, smaller blocks, each with as many bytes in flight
@@ -292,54 +307,34 @@ template <class Tile, bool Aligned>
 __global__ void __launch_bounds__(Tile::kThreads)
     matmul_forward_mma_strip(bf16* __restrict__ y, const bf16* __restrict__ x,
                              const bf16* __restrict__ packed, int64_t M, int64_t N, int64_t K) {
-    constexpr int kRowChunks = kBf16Depth / kChunk, kAhead = Tile::kStages - 1;
+    constexpr int kRowChunks = Tile::kDepth / kChunk;
     DYNAMIC_SHARED(bf16, ring);
     const int64_t n0 = int64_t(blockIdx.x) * Tile::kColumns, depth = bf16_packed_depth(K);
     const int lane = int(threadIdx.x) % kLanes, warp_n = int(threadIdx.x) / kLanes * 8;
-    TileCopier<Tile::kRows, kRowChunks, Tile::kThreads, SumsOver::columns, Aligned> copy_x(
+    TileCopier<Tile::kRows, kRowChunks, Tile::kThreads, SumsOver::columns, Aligned, true> copy_x(
         {x, M, K, K}, 0, 0);
     TileCopier<Tile::kColumns, kRowChunks, Tile::kThreads, SumsOver::columns, true> copy_w(
         {packed, N, depth, depth}, n0, 0);
-    const auto start = [&](bf16* stage) {
-        copy_x.start(stage);
-        copy_w.start(stage + Tile::kRows * kBf16Depth);
-    };
-    const int64_t steps = depth / kBf16Depth;
-    for (int i = 0; i < kAhead; ++i) {
-        if (i < steps) start(ring + i * Tile::kStage);
-        ptx::cp_async_commit();
-    }
-    Sums<Tile::kRows, 8> sum = {};
-    int reading = 0, filling = kAhead;
-    for (int64_t step = 0; step < steps; ++step) {
-        ptx::cp_async_wait<kAhead - 1>();
-        __syncthreads();  // this stage has landed, and everyone has read the one before
-        if (step + kAhead < steps) start(ring + filling * Tile::kStage);
-        ptx::cp_async_commit();
-        const bf16* stage = ring + reading * Tile::kStage;
-        const bf16* w = stage + Tile::kRows * kBf16Depth;
+    const int a_place = chunk_place(lane % 16, lane / 16, kRowChunks);
+    const int b_place = chunk_place(warp_n + lane % 8, lane / 8, kRowChunks);
+    typename Tile::WarpSums sum = {};
+    walk<Tile>(
+        sum, ring, depth / Tile::kDepth,
+        [&](bf16* stage) {
+            copy_x.start(stage);
+            copy_w.start(stage + Tile::kRows * Tile::kDepth);
+        },
+        [&](typename Tile::WarpFragments& f, const bf16* stage, int part) {
+            uint32_t r[4];  // 8 columns, each with its 32 terms
+            ptx::ldmatrix_x4(r, stage + Tile::kRows * Tile::kDepth + (b_place ^ part * 32));
+            set_pair(f.b[0][0], f.b[1][0], r);
 #pragma unroll
-        for (int part = 0; part < kBf16Depth / 32; ++part) {
-            uint32_t b[4];  // four 8 x 8 matrices are 32 terms of 8 columns: two mmas' operands
-            ptx::ldmatrix_x4(b,
-                             w + chunk_place(warp_n + lane % 8, part * 4 + lane / 8, kRowChunks));
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                Fragments<Tile::kRows, 8> f;
-                f.b[0][0] = b[half * 2];
-                f.b[0][1] = b[half * 2 + 1];
+            for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int i = 0; i < Tile::kRowTiles; ++i)
-                    ptx::ldmatrix_x4(
-                        f.a[i], stage + chunk_place(i * 16 + lane % 16,
-                                                    part * 4 + half * 2 + lane / 16, kRowChunks));
-                multiply(sum, f);
-            }
-        }
-        reading = reading + 1 == Tile::kStages ? 0 : reading + 1;
-        filling = filling + 1 == Tile::kStages ? 0 : filling + 1;
-    }
-    ptx::cp_async_wait<0>();
+                    ptx::ldmatrix_x4(f.a[half][i], stage + (a_place ^ (part * 32 + half * 16)) +
+                                                       i * 16 * Tile::kDepth);
+        });
 #pragma unroll
     for (int i = 0; i < Tile::kRowTiles; ++i)
 #pragma unroll
@@ -361,9 +356,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kDyChunks = Tile::kRows / kChunk, kXChunks = Tile::kColumns / kChunk;
     constexpr int kWarpN = Tile::kWarpTileRows, kWarpK = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile =
-        tile_place(blockIdx.x, tiles(N, Tile::kRows), tiles(K, Tile::kColumns), Tile::kBand);
-    const int64_t n0 = tile.row * Tile::kRows, k0 = tile.column * Tile::kColumns;
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(N, Tile::kRows)),
+                                      unsigned(tiles(K, Tile::kColumns)), Tile::kBand);
+    const int64_t n0 = int64_t(tile.row) * Tile::kRows, k0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_n = warp / Tile::kWarpColumns * kWarpN,
               warp_k = warp % Tile::kWarpColumns * kWarpK;
@@ -373,8 +368,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
     TileCopier<Tile::kDepth, kXChunks, Tile::kThreads, SumsOver::rows, Aligned> copy_x({x, M, K, K},
                                                                                        0, k0);
 
-    const int a_row = lane / 16 * 8 + lane % 8, a_chunk = warp_n / kChunk + lane / 8 % 2;
-    const int b_row = lane % 16, b_chunk = warp_k / kChunk + lane / 16;
+    const int a_place =
+        chunk_place(lane / 16 * 8 + lane % 8, warp_n / kChunk + lane / 8 % 2, kDyChunks);
+    const int b_place = chunk_place(lane % 16, warp_k / kChunk + lane / 16, kXChunks);
     typename Tile::WarpSums sum = {};
     walk<Tile>(
         sum, ring, tiles(M, Tile::kDepth),
@@ -383,17 +379,16 @@ __global__ void __launch_bounds__(Tile::kThreads)
             copy_x.start(stage + Tile::kRows * Tile::kDepth);
         },
         [&](typename Tile::WarpFragments& f, const bf16* stage, int part) {
-            const bf16* x_tile = stage + Tile::kRows * Tile::kDepth;
+            const bf16* a = stage + part * 16 * Tile::kRows;
+            const bf16* b = stage + Tile::kRows * Tile::kDepth + part * 16 * Tile::kColumns;
 #pragma unroll
             for (int i = 0; i < kWarpN / 16; ++i)
-                ptx::ldmatrix_x4_trans(
-                    f.a[i], stage + chunk_place(a_row + part * 16, a_chunk + i * 2, kDyChunks));
+                ptx::ldmatrix_x4_trans(f.a[0][i], a + (a_place ^ i * 16));
 #pragma unroll
             for (int j = 0; j < kWarpK / 16; ++j) {
                 uint32_t r[4];
-                ptx::ldmatrix_x4_trans(
-                    r, x_tile + chunk_place(b_row + part * 16, b_chunk + j * 2, kXChunks));
-                set_b(f, j, r);
+                ptx::ldmatrix_x4_trans(r, b + (b_place ^ j * 16));
+                set_pair(f.b[0][2 * j], f.b[0][2 * j + 1], r);
             }
         });
 
@@ -428,7 +423,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 // packed[n,k] = w[k,n] for w [K,N], through shared memory, so that both the read and the write are
 // along rows. The odd row length keeps the column read free of bank conflicts.
 constexpr int kSquare = 32;
-constexpr int kPackThreads = 256;
+constexpr int kPackThreads = 128;
 constexpr int kSquareRows = kPackThreads / kSquare;  // that the block moves at a time
 
 __global__ void __launch_bounds__(kPackThreads)
@@ -436,9 +431,10 @@ __global__ void __launch_bounds__(kPackThreads)
                                 int64_t K) {
     using Square = float[kSquare][kSquare + 1];
     SHARED(Square, square);
-    const int64_t depth = bf16_packed_depth(K), across_tiles = depth / kSquare;
-    const int64_t k0 = blockIdx.x % across_tiles * kSquare,
-                  n0 = blockIdx.x / across_tiles * kSquare;
+    const int64_t depth = bf16_packed_depth(K);
+    const unsigned across_tiles = unsigned(depth / kSquare);
+    const int64_t k0 = int64_t(blockIdx.x % across_tiles) * kSquare,
+                  n0 = int64_t(blockIdx.x / across_tiles) * kSquare;
     const int across = int(threadIdx.x) % kSquare, first = int(threadIdx.x) / kSquare;
     for (int down = first; down < kSquare; down += kSquareRows) {
         const bool inside = k0 + down < K && n0 + across < N;
@@ -449,31 +445,32 @@ __global__ void __launch_bounds__(kPackThreads)
         if (n0 + down < N) packed[(n0 + down) * depth + k0 + across] = bf16(square[across][down]);
 }
 
-// packed[n,k] = w[n,k] for w [N,K]: a thread writes a chunk.
+// packed[n,k] = w[n,k] for w [N,K]: a block takes a row, a thread a chunk at a time.
 __global__ void __launch_bounds__(kPackThreads)
-    matmul_pack_mma(bf16* __restrict__ packed, const float* __restrict__ w, int64_t N, int64_t K) {
-    const int64_t depth = bf16_packed_depth(K), row_chunks = depth / kChunk;
-    const int64_t e = int64_t(blockIdx.x) * kPackThreads + threadIdx.x;
-    if (e >= N * row_chunks) return;
-    const int64_t n = e / row_chunks, k0 = e % row_chunks * kChunk;
-    const float* from = w + n * K + k0;
-    float v[kChunk];
-    if (K % 4 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0) {
+    matmul_pack_mma(bf16* __restrict__ packed, const float* __restrict__ w, int64_t K) {
+    const int64_t n = blockIdx.x, depth = bf16_packed_depth(K);
+    const float* row = w + n * K;
+    const bool quads = K % 4 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0;
+    for (int64_t k0 = int64_t(threadIdx.x) * kChunk; k0 < depth; k0 += kPackThreads * kChunk) {
+        float v[kChunk] = {};
+        if (quads && k0 + kChunk <= K) {
 #pragma unroll
-        for (int i = 0; i < kChunk; i += 4) {
-            const float4 quad = k0 + i < K ? *reinterpret_cast<const float4*>(from + i) : float4{};
-            v[i] = quad.x;
-            v[i + 1] = quad.y;
-            v[i + 2] = quad.z;
-            v[i + 3] = quad.w;
+            for (int i = 0; i < kChunk; i += 4) {
+                const float4 quad = *reinterpret_cast<const float4*>(row + k0 + i);
+                v[i] = quad.x;
+                v[i + 1] = quad.y;
+                v[i + 2] = quad.z;
+                v[i + 3] = quad.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i)
+                if (k0 + i < K) v[i] = row[k0 + i];
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) v[i] = k0 + i < K ? from[i] : 0.f;
+        *reinterpret_cast<uint4*>(packed + n * depth + k0) =
+            uint4{ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                  ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7])};
     }
-    *reinterpret_cast<uint4*>(packed + e * kChunk) =
-        uint4{ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]),
-              ptx::pack_bf16(v[6], v[7])};
 }
 
 // ---- launches ----
@@ -528,8 +525,7 @@ Status mma_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transpo
     if (transposed)
         return launch_blocks(matmul_pack_mma_transposing, depth / kSquare * tiles(N, kSquare),
                              kPackThreads, 0, s, packed, w, N, K);
-    return launch_blocks(matmul_pack_mma, tiles(N * (depth / kChunk), kPackThreads), kPackThreads,
-                         0, s, packed, w, N, K);
+    return launch_blocks(matmul_pack_mma, N, kPackThreads, 0, s, packed, w, K);
 }
 
 Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N, int64_t K,
@@ -540,12 +536,16 @@ Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_
         return forward_tile<ForwardSmall, false>(y, x, packed, M, N, K, s);
     }
     if (M <= DecodeWide::kRows) {
-        // Two wide blocks for every multiprocessor, or as many narrow ones as there can be.
-        if (fills<DecodeWide>(M, N, 2 * kMultiprocessors))
+        // A wide block for every multiprocessor, or else as many narrow ones as there can be.
+        if (fills<DecodeWide>(M, N, kMultiprocessors))
             return forward_strip<DecodeWide, true>(y, x, packed, M, N, K, s);
         return forward_strip<DecodeNarrow, true>(y, x, packed, M, N, K, s);
     }
-    if (M <= DecodeMany::kRows) return forward_strip<DecodeMany, true>(y, x, packed, M, N, K, s);
+    // Strips read x once for every 16 columns, squares for every 64: worth it where those still
+    // keep half of the multiprocessors busy.
+    if (M <= DecodeMany::kRows && !fills<ForwardSmall>(M, N, kMultiprocessors / 2))
+        return forward_strip<DecodeMany, true>(y, x, packed, M, N, K, s);
+    if (M <= ForwardSmall::kRows) return forward_tile<ForwardSmall, true>(y, x, packed, M, N, K, s);
     if (fills<ForwardLarge>(M, N, 2 * kMultiprocessors))
         return forward_tile<ForwardLarge, true>(y, x, packed, M, N, K, s);
     if (fills<ForwardMiddle>(M, N, kMultiprocessors))
