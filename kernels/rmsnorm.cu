@@ -291,23 +291,25 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
     if (N == 0) return {};
     const int64_t chunks = row_chunks(N);
     const bool whole = whole_packs<T>(D, dx, dy, x, gain);
-    Status status = with_walk<T>(N, D, whole, [&](auto walk, const Launch& shape) {
-        using W = decltype(walk);
-        const float inv_D = 1.f / float(D);
-        if constexpr (W::kThreads == 32 && W::kHeld > 0)
-            return launch(rmsnorm_backward_chunk<T, W>,
-                          {.grid = dim3(unsigned(chunks)), .block = dim3(32, kGainWarps)}, s, dx,
-                          scratch, dy, x, gain, rstd, scale, N, D, inv_D);
-        // dgain first: it reads dy, which dx may overwrite.
-        const int64_t slices = std::min<int64_t>(ceil_div(D, 32 * kPack<T>), 65535);
-        const Status done = launch(
-            rmsnorm_dgain_chunk<T, W::kWhole>,
-            {.grid = dim3(unsigned(chunks), unsigned(slices)), .block = dim3(32, kGainWarps)}, s,
-            scratch, dy, x, rstd, N, D);
-        if (!done.ok()) return done;
-        return launch(rmsnorm_backward_row<T, W>, shape, s, dx, dy, x, gain, rstd, scale, N, D,
-                      inv_D);
-    });
+    const Status status =
+        with_walk<T>(N, D, whole, [&](auto walk, [[maybe_unused]] const Launch& shape) {
+            using W = decltype(walk);
+            const float inv_D = 1.f / float(D);
+            if constexpr (W::kThreads == kNarrowThreads && W::kHeld > 0) {
+                return launch(rmsnorm_backward_chunk<T, W>,
+                              {.grid = dim3(unsigned(chunks)), .block = dim3(32, kGainWarps)}, s,
+                              dx, scratch, dy, x, gain, rstd, scale, N, D, inv_D);
+            } else {  // dgain first: it reads dy, which dx may overwrite
+                const int64_t slices = std::min<int64_t>(ceil_div(D, 32 * kPack<T>), 65535);
+                const dim3 grid{unsigned(chunks), unsigned(slices)};
+                const Status done = launch(rmsnorm_dgain_chunk<T, W::kWhole>,
+                                           {.grid = grid, .block = dim3(32, kGainWarps)}, s,
+                                           scratch, dy, x, rstd, N, D);
+                if (!done.ok()) return done;
+                return launch(rmsnorm_backward_row<T, W>, shape, s, dx, dy, x, gain, rstd, scale, N,
+                              D, inv_D);
+            }
+        });
     if (!status.ok()) return status;
     return add_chunks(dgain_accum, scratch, scale, chunks, D, s);
 }
