@@ -2,8 +2,8 @@
 // together in ascending n; each run of equal tokens is then summed by one warp or, where it is
 // long, one block.
 #include "kernels/embedding.h"
+#include "kernels/row_sums.cuh"
 #include "kernels/sort.h"
-#include "kernels/vector.cuh"
 
 namespace fbt::kernels::cuda {
 namespace {
@@ -46,32 +46,37 @@ __device__ int count_keys(const int32_t* keys, int64_t N, int64_t at, int direct
     return count;
 }
 
-// sum += dy[rows[i],d..] for the `count` entries i from `at` on, in order
+// sum += dy[rows[i],d..] for the `count` entries i from `at` on, in order; kGroup loads are under
+// way together.
+constexpr int kGroup = 8;
+
 template <bool Whole, class T>
 __device__ void add_rows(Floats<T>& sum, const int32_t* rows, int64_t at, int count, const T* dy,
                          int D, int64_t d) {
-    constexpr int kGroup = 8;  // loads under way together
-    for (int first = 0; first < count; first += kGroup) {
+    const auto load = [&](int i) {
+        return load_pack(dy + int64_t(rows[at + i]) * D + d, D - d, Whole);
+    };
+    const auto add = [&](const Pack<T>& pack) {
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j) sum.v[j] += pack[j];
+    };
+    int i = 0;
+    for (; i + kGroup <= count; i += kGroup) {
         Pack<T> group[kGroup];
 #pragma unroll
-        for (int g = 0; g < kGroup; ++g) {
-            group[g] = {};
-            if (first + g < count)
-                group[g] = load_pack(dy + int64_t(rows[at + first + g]) * D + d, D - d, Whole);
-        }
+        for (int g = 0; g < kGroup; ++g) group[g] = load(i + g);
 #pragma unroll
-        for (int g = 0; g < kGroup; ++g)
-#pragma unroll
-            for (int j = 0; j < kPack<T>; ++j) sum.v[j] += group[g][j];
+        for (int g = 0; g < kGroup; ++g) add(group[g]);
     }
+    for (; i < count; ++i) add(load(i));
 }
 
 // dw[v,:] += the sum of a run of up to kRowChunk equal tokens v: a warp for each sorted entry, of
 // which those at a run's start go on.
-constexpr int kShortWarps = 8;
+constexpr int kShortWarps = 8;  // (a block a multiprocessor is enough: registers hold the loads)
 
 template <class T, bool Whole>
-__global__ void __launch_bounds__(32 * kShortWarps)
+__global__ void __launch_bounds__(32 * kShortWarps, 1)
     embedding_backward_short_runs(float* __restrict__ dw, const T* __restrict__ dy,
                                   const int32_t* __restrict__ keys,
                                   const int32_t* __restrict__ rows, int64_t N, int D) {
@@ -100,37 +105,28 @@ __global__ void __launch_bounds__(32 * kShortWarps)
 constexpr int kLongWarps = 16;
 
 template <class T, bool Whole>
-__global__ void __launch_bounds__(32 * kLongWarps)
+__global__ void __launch_bounds__(32 * kLongWarps, 1)
     embedding_backward_long_runs(float* __restrict__ dw, const T* __restrict__ dy,
                                  const int32_t* __restrict__ keys, const int32_t* __restrict__ rows,
                                  int64_t N, int D) {
-    constexpr int kElements = kPack<T>, kColumns = 32 * kElements;
-    using Sums = float[kLongWarps][kElements][32];
-    SHARED(Sums, sums);
+    constexpr int kColumns = 32 * kPack<T>;
     const int64_t inner = int64_t(blockIdx.x) * kRowChunk;
     const int32_t key = keys[inner];
     if (inner > 0 && keys[inner - kRowChunk] == key) return;
     const int64_t start = inner + 1 - count_keys(keys, N, inner, -1, key);
     if (start + kRowChunk >= N || keys[start + kRowChunk] != key) return;  // a short run
 
-    const int lane = threadIdx.x, warp = threadIdx.y;
     for (int64_t d0 = int64_t(blockIdx.y) * kColumns; d0 < D; d0 += int64_t(gridDim.y) * kColumns) {
-        const int64_t d = d0 + lane * kElements;
+        const int64_t d = d0 + threadIdx.x * kPack<T>;
         Floats<T> sum{};
-        for (int64_t at = start + warp * kRowChunk; at < N && keys[at] == key;
+        for (int64_t at = start + threadIdx.y * kRowChunk; at < N && keys[at] == key;
              at += kLongWarps * kRowChunk) {
             const int count = count_keys(keys, N, at, 1, key);
             if (d < D) add_rows<Whole>(sum, rows, at, count, dy, D, d);
         }
-        __syncthreads();  // the previous columns' sums have been read
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) sums[warp][j][lane] = sum.v[j];
-        __syncthreads();
-        if (warp < kElements && d + warp < D) {
-            float total = 0;
-            for (int w = 0; w < kLongWarps; ++w) total += sums[w][warp][lane];
-            dw[int64_t(key) * D + d + warp] += total;
-        }
+        add_warps<kLongWarps>(sum, d0, D, [&](int64_t column, float total) {
+            dw[int64_t(key) * D + column] += total;
+        });
     }
 }
 

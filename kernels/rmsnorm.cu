@@ -138,84 +138,104 @@ __global__ void __launch_bounds__(W::kBlockThreads)
     }
 }
 
-// dx = rstd*(g - xhat*mean_d(g*xhat)),  g = scale*dy*gain,  xhat = x*rstd
+// dx = rstd*(g - xhat*mean_d(g*xhat)),  g = scale*dy*gain,  xhat = x*rstd, of one row. dx may be
+// dy, as above.
+template <class T, class W>
+__device__ void backward_row(T* dx, const RowPacks<T, W>& dy, const RowPacks<T, W>& x,
+                             const float* gain, float r, float scale, int D, float inv_D) {
+    float sum = 0;
+    each_pack<T, W>(D, [&](int k, int d) {
+        const Pack<T> up = dy.at(k, d), v = x.at(k, d);
+        const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j) sum = std::fma(scale * up[j] * g.v[j], v[j] * r, sum);
+    });
+    const float mean = row_sum<W>(sum) * inv_D;
+    each_pack<T, W>(D, [&](int k, int d) {
+        const Pack<T> up = dy.at(k, d), v = x.at(k, d);
+        const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+        Pack<T> out;
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j)
+            out.set(j, T(r * std::fma(-(v[j] * r), mean, scale * up[j] * g.v[j])));
+        store_pack(dx + d, out, D - d, W::kWhole);
+    });
+}
+
 template <class T, class W>
 __global__ void __launch_bounds__(W::kBlockThreads)
     rmsnorm_backward_row(T* dx, const T* dy, const T* __restrict__ x,
                          const float* __restrict__ gain, const float* __restrict__ rstd,
                          float scale, int64_t N, int D, float inv_D) {
     for (int64_t n = block_row(); n < N; n += row_stride()) {
-        T* const dxn = dx + n * D;
         const RowPacks<T, W> dyn(dy + n * D, D), xn(x + n * D, D);
-        const float r = rstd[n];
-        float sum = 0;
-        each_pack<T, W>(D, [&](int k, int d) {
-            const Pack<T> up = dyn.at(k, d), v = xn.at(k, d);
-            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
-#pragma unroll
-            for (int j = 0; j < kPack<T>; ++j)
-                sum = std::fma(scale * up[j] * g.v[j], v[j] * r, sum);
-        });
-        const float mean = row_sum<W>(sum) * inv_D;
-        each_pack<T, W>(D, [&](int k, int d) {
-            const Pack<T> up = dyn.at(k, d), v = xn.at(k, d);
-            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
-            Pack<T> out;
-#pragma unroll
-            for (int j = 0; j < kPack<T>; ++j)
-                out.set(j, T(r * std::fma(-(v[j] * r), mean, scale * up[j] * g.v[j])));
-            store_pack(dxn + d, out, D - d, W::kWhole);
-        });
+        backward_row(dx + n * D, dyn, xn, gain, rstd[n], scale, D, inv_D);
     }
 }
 
-// partial[c,d] = sum of dy[n,d]*x[n,d]*rstd[n] over chunk c's rows. A block takes 32 packs of
-// columns; its warps take the chunk's rows in turn, and their sums are added in order.
-constexpr int kGainWarps = 8;
+// partial[c,d] = sum of dy[n,d]*x[n,d]*rstd[n] over chunk c's rows: the block's warps take the
+// chunk's rows in turn, and their sums are added in order. Here a block has 32 packs of columns.
+constexpr int kGainWarps = 8;  // (a block a multiprocessor is enough: registers hold the loads)
 
 template <class T, bool Whole>
-__global__ void __launch_bounds__(32 * kGainWarps)
+__global__ void __launch_bounds__(32 * kGainWarps, 1)
     rmsnorm_dgain_chunk(float* __restrict__ partial, const T* __restrict__ dy,
                         const T* __restrict__ x, const float* __restrict__ rstd, int64_t N, int D) {
-    constexpr int kElements = kPack<T>, kColumns = 32 * kElements;
-    using Sums = float[kGainWarps][kElements][32];
-    SHARED(Sums, sums);
-    const int lane = threadIdx.x, warp = threadIdx.y;
+    constexpr int kColumns = 32 * kPack<T>;
+    constexpr int kGroup = 4;  // rows whose loads are under way together
     const int64_t c = blockIdx.x, end = min((c + 1) * kRowChunk, N);
     for (int64_t d0 = int64_t(blockIdx.y) * kColumns; d0 < D; d0 += int64_t(gridDim.y) * kColumns) {
-        const int64_t d = d0 + lane * kElements, count = D - d;
-        float sum[kElements] = {};
-        constexpr int kGroup = 4;  // rows whose loads are under way together
-        if (count > 0)
-            for (int64_t first = c * kRowChunk + warp; first < end; first += kGroup * kGainWarps) {
-                Pack<T> up[kGroup], v[kGroup];
-                float r[kGroup];
+        const int64_t d = d0 + threadIdx.x * kPack<T>, count = D - d;
+        Floats<T> sum{};
+        for (int64_t first = c * kRowChunk + threadIdx.y; first < end && count > 0;
+             first += kGroup * kGainWarps) {
+            Pack<T> up[kGroup], v[kGroup];
+            float r[kGroup];
 #pragma unroll
-                for (int g = 0; g < kGroup; ++g) {
-                    const int64_t n = first + g * kGainWarps;
-                    up[g] = v[g] = {};
-                    r[g] = 0;
-                    if (n >= end) continue;
-                    up[g] = load_pack(dy + n * D + d, count, Whole);
-                    v[g] = load_pack(x + n * D + d, count, Whole);
-                    r[g] = rstd[n];
-                }
-#pragma unroll
-                for (int g = 0; g < kGroup; ++g)
-#pragma unroll
-                    for (int j = 0; j < kElements; ++j)
-                        sum[j] = std::fma(up[g][j], v[g][j] * r[g], sum[j]);
+            for (int g = 0; g < kGroup; ++g) {
+                const int64_t n = first + g * kGainWarps;
+                up[g] = v[g] = {};
+                r[g] = 0;
+                if (n >= end) continue;
+                up[g] = load_pack(dy + n * D + d, count, Whole);
+                v[g] = load_pack(x + n * D + d, count, Whole);
+                r[g] = rstd[n];
             }
-        __syncthreads();  // the previous columns' sums have been read
 #pragma unroll
-        for (int j = 0; j < kElements; ++j) sums[warp][j][lane] = sum[j];
-        __syncthreads();
-        if (warp < kElements && d0 + lane * kElements + warp < D) {
-            float total = 0;
-            for (int w = 0; w < kGainWarps; ++w) total += sums[w][warp][lane];
-            partial[c * D + d0 + lane * kElements + warp] = total;
+            for (int g = 0; g < kGroup; ++g)
+#pragma unroll
+                for (int j = 0; j < kPack<T>; ++j)
+                    sum.v[j] = std::fma(up[g][j], v[g][j] * r[g], sum.v[j]);
         }
+        add_warps<kGainWarps>(
+            sum, d0, D, [&](int64_t column, float total) { partial[c * D + column] = total; });
     }
+}
+
+// Both at once, with the same bits, for narrow rows that are held: dy and x are read once.
+template <class T, class W>
+__global__ void __launch_bounds__(32 * kGainWarps, 1)
+    rmsnorm_backward_chunk(T* dx, float* __restrict__ partial, const T* dy, const T* __restrict__ x,
+                           const float* __restrict__ gain, const float* __restrict__ rstd,
+                           float scale, int64_t N, int D, float inv_D) {
+    const int64_t c = blockIdx.x, end = min((c + 1) * kRowChunk, N);
+    Floats<T> dgain[W::kHeld] = {};
+    for (int64_t n = c * kRowChunk + threadIdx.y; n < end; n += kGainWarps) {
+        const RowPacks<T, W> dyn(dy + n * D, D), xn(x + n * D, D);
+        const float r = rstd[n];
+        each_pack<T, W>(D, [&](int k, int d) {
+            const Pack<T> up = dyn.at(k, d), v = xn.at(k, d);
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j)
+                dgain[k].v[j] = std::fma(up[j], v[j] * r, dgain[k].v[j]);
+        });
+        backward_row(dx + n * D, dyn, xn, gain, r, scale, D, inv_D);
+    }
+#pragma unroll
+    for (int k = 0; k < W::kHeld; ++k)
+        add_warps<kGainWarps>(
+            dgain[k], int64_t(k) * 32 * kPack<T>, D,
+            [&](int64_t column, float total) { partial[c * D + column] = total; });
 }
 
 // Calls run(Walk, shape) with the way to walk rows of D elements of T.
@@ -269,21 +289,29 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
                         const A* rstd, A scale, int64_t N, int D, A* scratch, Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "rmsnorm_backward needs N >= 0, D >= 1"};
     if (N == 0) return {};
-    // dgain first: it reads dy, which dx may overwrite.
-    const int64_t chunks = row_chunks(N), slices = ceil_div(D, 32 * kPack<T>);
-    const dim3 grid(unsigned(chunks), unsigned(std::min<int64_t>(slices, 65535)));
-    Status status = with_whole(whole_packs<T>(D, dy, x), [&](auto whole) {
-        return launch(rmsnorm_dgain_chunk<T, decltype(whole)::value>,
-                      {.grid = grid, .block = dim3(32, kGainWarps)}, s, scratch, dy, x, rstd, N, D);
-    });
+    const int64_t chunks = row_chunks(N);
+    const bool whole = whole_packs<T>(D, dx, dy, x, gain);
+    const Status status =
+        with_walk<T>(N, D, whole, [&](auto walk, [[maybe_unused]] const Launch& shape) {
+            using W = decltype(walk);
+            const float inv_D = 1.f / float(D);
+            if constexpr (W::kThreads == kNarrowThreads && W::kHeld > 0) {
+                return launch(rmsnorm_backward_chunk<T, W>,
+                              {.grid = dim3(unsigned(chunks)), .block = dim3(32, kGainWarps)}, s,
+                              dx, scratch, dy, x, gain, rstd, scale, N, D, inv_D);
+            } else {  // dgain first: it reads dy, which dx may overwrite
+                const int64_t slices = std::min<int64_t>(ceil_div(D, 32 * kPack<T>), 65535);
+                const dim3 grid{unsigned(chunks), unsigned(slices)};
+                const Status done = launch(rmsnorm_dgain_chunk<T, W::kWhole>,
+                                           {.grid = grid, .block = dim3(32, kGainWarps)}, s,
+                                           scratch, dy, x, rstd, N, D);
+                if (!done.ok()) return done;
+                return launch(rmsnorm_backward_row<T, W>, shape, s, dx, dy, x, gain, rstd, scale, N,
+                              D, inv_D);
+            }
+        });
     if (!status.ok()) return status;
-    status = add_chunks(dgain_accum, scratch, scale, chunks, D, s);
-    if (!status.ok()) return status;
-    return with_walk<T>(N, D, whole_packs<T>(D, dx, dy, x, gain),
-                        [&](auto walk, const Launch& shape) {
-                            return launch(rmsnorm_backward_row<T, decltype(walk)>, shape, s, dx, dy,
-                                          x, gain, rstd, scale, N, D, 1.f / float(D));
-                        });
+    return add_chunks(dgain_accum, scratch, scale, chunks, D, s);
 }
 
 #define FBT_INSTANTIATE(T)                                                                      \

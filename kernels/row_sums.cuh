@@ -12,6 +12,27 @@ __device__ inline float lanes_sum(float v, int lanes = 32) {
     return v;
 }
 
+// f(d, the Warps warps' sums of column d, added in order), once for each column below D of the 32
+// packs from d0 on, of which lane l of every warp has added up the l-th. For blocks of 32 x Warps
+// threads, all of which call.
+template <int Warps, class T, class F>
+__device__ void add_warps(const Floats<T>& own, int64_t d0, int64_t D, F f) {
+    constexpr int kElements = kPack<T>;
+    static_assert(Warps >= kElements);
+    using Sums = float[Warps][kElements][32];
+    SHARED(Sums, sums);
+    const int lane = threadIdx.x, warp = threadIdx.y;
+    __syncthreads();  // the previous call's sums have been read
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) sums[warp][j][lane] = own.v[j];
+    __syncthreads();
+    const int64_t d = d0 + lane * kElements + warp;
+    if (warp >= kElements || d >= D) return;
+    float total = 0;
+    for (int w = 0; w < Warps; ++w) total += sums[w][warp][lane];
+    f(d, total);
+}
+
 // ---- sum[d] += scale * sum_c partial[c,d]. A thread adds every kChunkWarps-th chunk of a column,
 // so that many loads are under way; those sums are added in order.
 

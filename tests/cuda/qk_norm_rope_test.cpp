@@ -51,7 +51,8 @@ class QkNormRope : public ScheduleTest {};
 // which is at most twice the larger |y| of any pair.
 template <class T>
 void expect_forward(Shape shape) {
-    const auto [N, H, C] = shape;
+    const int64_t N = shape.N;
+    const int H = shape.H, C = shape.C;
     const auto x = normal<T>(N * H * C, 1);
     const auto gain = normal<float>(C, 2);
     const Angles a = angles(N, C);
@@ -92,7 +93,8 @@ TEST_P(QkNormRope, ForwardMatchesPlainLoops) {
 // to dgain.
 template <class T>
 void expect_backward(Shape shape) {
-    const auto [N, H, C] = shape;
+    const int64_t N = shape.N;
+    const int H = shape.H, C = shape.C;
     const int64_t size = N * H * C, chunks = kernels::row_chunks(N);
     const auto x = normal<T>(size, 1), dy = normal<T>(size, 2);
     const auto gain = normal<float>(C, 3), start = normal<float>(C, 4);
