@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <functional>
 
+#include "kernels/carry.h"
 #include "kernels/gpu.h"
+#include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "tests/compare.h"
 #include "tests/cuda/device.h"
@@ -12,6 +14,7 @@
 namespace fbt::tests {
 namespace {
 
+using kernels::bf16;
 using kernels::cuda::launch;
 using simt::Counts;
 
@@ -161,38 +164,72 @@ struct Case {
     double conflicts;     // a shared access, at most
 };
 
+// Enough for every case; what is in them hardly matters.
 struct Arrays {
-    const int64_t N = 64;
-    const int D = 1024;
-    DeviceArray<float> x{normal<float>(N * D, 1)}, y{normal<float>(N * D, 2)},
+    static constexpr int64_t N = 64;
+    static constexpr int D = 1024;
+    static constexpr int64_t kSize = 256 * 256;
+    DeviceArray<float> x{normal<float>(kSize, 1)}, y{normal<float>(kSize, 2)},
         gain{normal<float>(D, 3)}, rstd{normal<float>(N, 4)}, dgain{normal<float>(D, 5)},
-        scratch{size_t(kernels::row_chunks(N) * D)};
+        scratch{kSize}, packed{kSize};
+    DeviceArray<bf16> bx{normal<bf16>(kSize, 6)}, by{normal<bf16>(kSize, 7)}, bpacked{kSize};
+    DeviceArray<int64_t> source{every_second_first()};
+
+    static std::vector<int64_t> every_second_first() {
+        std::vector<int64_t> source(N);
+        for (int64_t r = 0; r < N; ++r) source[r] = r % 2 ? r : -1 - r;
+        return source;
+    }
 };
 
 // To count another op, add its line.
 std::vector<Case> cases(Arrays& m) {
     namespace cuda = kernels::cuda;
+    const auto N = Arrays::N;
+    const auto D = Arrays::D;
+    const float eps = 1e-5f;
+    float *x = m.x.data(), *y = m.y.data(), *gain = m.gain.data(), *rstd = m.rstd.data(),
+          *dgain = m.dgain.data(), *scratch = m.scratch.data(), *packed = m.packed.data();
+    bf16 *bx = m.bx.data(), *by = m.by.data(), *bpacked = m.bpacked.data();
+    const int64_t* source = m.source.data();
     return {
-        {"rmsnorm_forward",
-         [&] {
-             return cuda::rmsnorm_forward<float>(m.y.data(), m.rstd.data(), m.x.data(),
-                                                 m.gain.data(), m.N, m.D, 1e-5f, {});
+        {"rmsnorm_forward f32",
+         [=] { return cuda::rmsnorm_forward<float>(y, rstd, x, gain, N, D, eps, {}); }, 1.05, 0},
+        {"residual_rmsnorm_forward f32",
+         [=] {
+             return cuda::residual_rmsnorm_forward<float>(y, rstd, x, y, gain, .5f, N, D, eps, {});
          },
          1.05, 0},
-        {"residual_rmsnorm_forward",
-         [&] {
-             return cuda::residual_rmsnorm_forward<float>(m.y.data(), m.rstd.data(), m.x.data(),
-                                                          m.y.data(), m.gain.data(), 0.5f, m.N, m.D,
-                                                          1e-5f, {});
+        {"rmsnorm_backward f32",
+         [=] {
+             return cuda::rmsnorm_backward<float>(y, dgain, y, x, gain, rstd, 1.f, N, D, scratch,
+                                                  {});
          },
          1.05, 0},
-        {"rmsnorm_backward",
-         [&] {
-             return cuda::rmsnorm_backward<float>(m.y.data(), m.dgain.data(), m.y.data(),
-                                                  m.x.data(), m.gain.data(), m.rstd.data(), 1.f,
-                                                  m.N, m.D, m.scratch.data(), {});
+        {"carry_forward f32",
+         [=] {
+             return cuda::carry_forward<float, float>(y, x, x, source, nullptr,
+                                                      kernels::Jitter<float>{}, N, D, {});
          },
-         1.05, 0},
+         4, 0},
+        {"carry_backward f32",
+         [=] { return cuda::carry_backward_accum<float>(x, x, y, source, N, D, {}); }, 1.05, 0},
+        {"matmul_pack f32",
+         [=] { return cuda::matmul_pack<float>(packed, x, 256, 256, false, {}); }, 1.05, 0},
+        {"matmul_forward f32",
+         [=] { return cuda::matmul_forward<float>(y, x, packed, 256, 256, 256, {}); }, 1.05, 0},
+        {"matmul_dw f32",
+         [=] { return cuda::matmul_dw_accum<float>(scratch, y, x, 256, 256, 256, {}); }, 1.6, 0},
+        {"matmul_pack bf16",
+         [=] { return cuda::matmul_pack<bf16>(bpacked, x, 256, 256, false, {}); }, 1.67, 0},
+        {"matmul_pack bf16, transposed",
+         [=] { return cuda::matmul_pack<bf16>(bpacked, x, 256, 256, true, {}); }, 1.05, 0},
+        {"matmul_forward bf16",
+         [=] { return cuda::matmul_forward<bf16>(by, bx, bpacked, 256, 256, 256, {}); }, 1.05, 0},
+        {"matmul_forward bf16, 8 rows",
+         [=] { return cuda::matmul_forward<bf16>(by, bx, bpacked, 8, 256, 256, {}); }, 1.05, 0},
+        {"matmul_dw bf16",
+         [=] { return cuda::matmul_dw_accum<bf16>(scratch, by, bx, 256, 256, 256, {}); }, 1.05, 0},
     };
 }
 
