@@ -156,7 +156,8 @@ int Generate::run() {
     if (states_ && out_.empty())
         throw Error(ErrorKind::usage, "--states needs --out FILE.jsonl, to lie beside it");
     if (states_ && machine_.dtype == "f64")
-        throw Error(ErrorKind::usage, "--states keeps f32 values, so it is not for --dtype f64");
+        throw Error(ErrorKind::usage,
+                    "--states keeps f32 or bf16 values, so it is not for --dtype f64");
     if (!out_.empty() && !out_.ends_with(".jsonl"))
         throw Error(ErrorKind::usage, "--out is " + tensor::in_quotes(out_) +
                                           ", needed a name that ends with .jsonl");
@@ -194,6 +195,7 @@ int Generate::run() {
     };
     RolloutFile file;
     file.rollouts = engine::generate(*loaded.model, prompts, config, on_token, should_stop);
+    file.dtype = dtype;
     file.weights = model::core::weights_hash(*loaded.model);
     if (streams) console.line(utf8.finish());
 

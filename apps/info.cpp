@@ -55,6 +55,9 @@ struct Info {
         for (const auto& [name, text] : embedded_presets()) presets.push_back(name);
         console.line("fbt " + facts.version);
         console.line("devices    " + joined(tensor::device_names()));
+        if (tensor::device_names().back() != "ref")
+            console.line(tensor::device_names().back() + std::string(7, ' ') +
+                         tensor::cuda_device().description);
         console.line("threads    " + std::to_string(context.threads()));
         console.line("cpu uses   " + joined(cpu_features()));
         console.line("built by   " + facts.compiler + ", " + facts.type + ", -march=" + facts.arch);
@@ -62,6 +65,7 @@ struct Info {
         console.line("presets    " + joined(presets));
         console.result({{"version", facts.version},
                         {"devices", tensor::device_names()},
+                        {"cuda", tensor::cuda_device().description},
                         {"threads", context.threads()},
                         {"cpu_features", cpu_features()},
                         {"compiler", facts.compiler},

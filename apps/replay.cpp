@@ -47,9 +47,9 @@ Replay::Replay(CLI::App& app) {
 
 // The first position whose state differs in any bit, or -1.
 int64_t first_difference(const std::vector<float>& recorded, const Tensor& states) {
-    const std::vector<float> own = states.to_vector<float>();
+    const std::vector<double> own = states.to_double();
     for (size_t i = 0; i < own.size(); ++i)
-        if (std::memcmp(&own[i], &recorded[i], sizeof(float)) != 0)
+        if (const float x = float(own[i]); std::memcmp(&x, &recorded[i], sizeof x) != 0)
             return int64_t(i) / states.dim(1);
     return -1;
 }
@@ -104,9 +104,12 @@ bool Replay::replay(Console& console, core::Model& model, const Rollout& rollout
         add(std::to_string(count), core::compare(model, own, replay.trace(), P, next));
     }
     if (recorded_) {
-        const Tensor states = rollout.states.empty() ? own.hidden
-                                                     : Tensor::from(model.context(), rollout.states,
-                                                                    own.hidden.shape());
+        const Tensor states =
+            rollout.states.empty()
+                ? own.hidden
+                : Tensor::from_double(model.context(),
+                                      {rollout.states.begin(), rollout.states.end()},
+                                      own.hidden.shape(), model.dtype());
         const core::ReplayError error = core::compare(
             model, own, core::replay_recorded(model, fed, P, rollout.mode, states), P, next);
         add("recorded", error);
@@ -136,10 +139,11 @@ int Replay::run() {
                                              ", but " + loaded.checkpoint + " has " + weights +
                                              "; name the checkpoint that generated it");
     for (const Rollout& r : file.rollouts) {
-        if (!r.states.empty() && dtype != tensor::DType::f32)
-            throw Error(
-                ErrorKind::usage,
-                "the recorded states are f32; replay them without --dtype " + machine_.dtype);
+        if (!r.states.empty() && dtype != file.dtype)
+            throw Error(ErrorKind::usage,
+                        std::string("the recorded states are ") + tensor::name_of(file.dtype) +
+                            "; replay them with --dtype " + tensor::name_of(file.dtype) + ", not " +
+                            machine_.dtype);
         if (r.mode == core::Mode::standard)
             throw Error(ErrorKind::usage,
                         "a standard rollout needs no replay: its inputs carry no states, so one "

@@ -25,18 +25,23 @@ std::string states_name(const Rollout& rollout) {
 
 namespace {
 
-void write_states(const fs::path& path, const std::vector<Rollout>& rollouts) {
+void write_states(const fs::path& path, const RolloutFile& file) {
     std::vector<tensor::SafetensorsWriter::Item> items;
     std::map<std::string, const Rollout*> by_name;
-    for (const Rollout& r : rollouts) {
+    for (const Rollout& r : file.rollouts) {
         const int64_t fed = std::max<int64_t>(r.prompt_length, int64_t(r.tokens.size()) - 1);
-        items.push_back(
-            {states_name(r), tensor::DType::f32, {fed, int64_t(r.states.size()) / fed}});
+        items.push_back({states_name(r), file.dtype, {fed, int64_t(r.states.size()) / fed}});
         by_name[states_name(r)] = &r;
     }
     const std::string temporary = tensor::temporary_beside(path);
     tensor::SafetensorsWriter writer(temporary, items, {{"format", "pt"}});
-    for (const auto& item : writer.items()) writer.write(item.name, by_name[item.name]->states);
+    for (const auto& item : writer.items()) {
+        const std::vector<float>& states = by_name[item.name]->states;
+        if (file.dtype == tensor::DType::bf16)  // exact: they were bf16 when they were kept
+            writer.write(item.name, std::vector<kernels::bf16>(states.begin(), states.end()));
+        else
+            writer.write(item.name, states);
+    }
     writer.finish();
     tensor::rename_durably(temporary, path);
 }
@@ -97,16 +102,19 @@ Rollout rollout_of(const json& row, const core::Config& config) {
     return r;
 }
 
-void read_states(const tensor::SafetensorsFile& file, int dim, Rollout& r) {
+// Returns their dtype.
+tensor::DType read_states(const tensor::SafetensorsFile& file, int dim, Rollout& r) {
     const auto& entry = file.entry(states_name(r));
     const tensor::Shape wanted = {std::max<int64_t>(r.prompt_length, int64_t(r.tokens.size()) - 1),
                                   dim};
-    if (entry.shape != wanted || entry.dtype != tensor::DType::f32)
+    if (entry.shape != wanted ||
+        (entry.dtype != tensor::DType::f32 && entry.dtype != tensor::DType::bf16))
         throw Error(ErrorKind::bad_file, file.path() + ": " + states_name(r) + " is " +
                                              tensor::to_string(entry.shape) + " " +
                                              tensor::name_of(entry.dtype) + ", expected " +
-                                             tensor::to_string(wanted) + " f32");
+                                             tensor::to_string(wanted) + " f32 or bf16");
     r.states = file.read<float>(states_name(r));
+    return entry.dtype;
 }
 
 }  // namespace
@@ -115,7 +123,7 @@ void write_rollouts(const std::string& path, const RolloutFile& file) {
     const bool has_states = std::any_of(file.rollouts.begin(), file.rollouts.end(),
                                         [](const Rollout& r) { return !r.states.empty(); });
     const fs::path states = fs::path(path).replace_extension(".safetensors");
-    if (has_states) write_states(states, file.rollouts);
+    if (has_states) write_states(states, file);
     std::string text;
     for (size_t i = 0; i < file.rollouts.size(); ++i) {
         const Rollout& r = file.rollouts[i];
@@ -156,7 +164,7 @@ RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
                 const std::string beside = fs::path(path).parent_path() / name.get<std::string>();
                 if (beside != states_path) states = tensor::SafetensorsFile::open(beside);
                 states_path = beside;
-                read_states(*states, config.dim, r);
+                file.dtype = read_states(*states, config.dim, r);
             }
             file.rollouts.push_back(std::move(r));
             file.notes.push_back(row);

@@ -4,8 +4,8 @@
 //                      "prompt_length", "mode", "logprobs" of the sampled tokens, "finish", "text",
 //                      "weights" (the hash of the parameters), the sampling settings, and "states",
 //                      the name of the states' file beside this one, or null
-//   FILE.safetensors   states/PROMPT.SAMPLE [P+n-1, D] f32, the top states of the fed positions:
-//                      the last sampled token is never fed
+//   FILE.safetensors   states/PROMPT.SAMPLE [P+n-1, D], f32 or bf16 as they were computed, the top
+//                      states of the fed positions: the last sampled token is never fed
 #pragma once
 #include <string>
 #include <vector>
@@ -18,7 +18,8 @@ namespace fbt::apps {
 struct RolloutFile {
     std::string weights;  // of every rollout in it
     std::vector<model::engine::Rollout> rollouts;
-    std::vector<nlohmann::json> notes;  // one for each: text and settings, written along
+    std::vector<nlohmann::json> notes;         // one for each: text and settings, written along
+    tensor::DType dtype = tensor::DType::f32;  // of the states, where there are any: f32 or bf16
 };
 
 // "states/3.0"

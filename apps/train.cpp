@@ -221,11 +221,7 @@ void Train::describe(Console& console, const engine::MemoryPlan& plan) const {
         }
         console.line(text);
     }
-    const auto mib = [](int64_t bytes) { return format("%.1f MiB", double(bytes) / (1 << 20)); };
-    console.line(
-        "memory plan: parameters, gradients and moments " + mib(plan.parameters) +
-        ", activations " + mib(plan.recompute ? plan.recomputed : plan.activations) +
-        (plan.recompute ? " (every block recomputed; " + mib(plan.activations) + " without)" : ""));
+    console.line("memory plan: " + engine::to_string(plan));
 }
 
 // step 12/500 | L1 3.141 L2 3.120 | norm 0.93 | lr 3.0e-04 | 41 ms | 198k tok/s | eta 2m
@@ -409,6 +405,7 @@ int Train::run() {
     if (corpus.is_text()) tokenizer_ = corpus.tokenizer().save(out_);
 
     tensor::Context context = machine_.context();
+    context.arena()->set_plan(engine::to_string(plan));
     core::Model model(context, model_, dtype);
     describe(console, plan);
     console.line(format("%s parameters on %s, %d threads",

@@ -19,6 +19,9 @@ Tensor saved(const Tape& tape, const Tensor& x, Shape shape) {
 
 bool trains(const Weight& w) { return w.grad.defined(); }
 
+// Keys' and values' gradients arrive in the accumulate dtype; here their path narrows.
+Tensor narrow(const Tensor& gradient, const Tensor& x) { return tensor::cast(gradient, x.dtype()); }
+
 void reach(Weight& w) { w.reached = w.reached || trains(w); }
 
 }  // namespace
@@ -29,12 +32,13 @@ Var linear(Tape& tape, const Var& x, Weight& w) {
     return tape.record(
         std::move(y), {x},
         [x, &w](const std::vector<Tensor>& d) -> std::vector<Tensor> {
+            const Tensor dy = narrow(d[0], x.value());
             if (trains(w)) {
-                tensor::matmul_dw_accum(w.grad, d[0], x.value());
+                tensor::matmul_dw_accum(w.grad, dy, x.value());
                 reach(w);
             }
             if (!x.needs_grad()) return {};
-            return {tensor::matmul_forward(d[0], w.packed_back)};
+            return {tensor::matmul_forward(dy, w.packed_back)};
         },
         trains(w));
 }
@@ -42,7 +46,7 @@ Var linear(Tape& tape, const Var& x, Weight& w) {
 // dw[v] += sum over n with tokens[n] = v of dy[n]
 Var embedding(Tape& tape, const Tensor& tokens, Weight& w) {
     return tape.record(
-        tensor::embedding_forward(tokens, w.value), {},
+        tensor::embedding_forward(tokens, w.value, w.packed.data.dtype()), {},
         [tokens, &w](const std::vector<Tensor>& d) -> std::vector<Tensor> {
             tensor::embedding_backward_accum(w.grad, d[0], tokens);
             reach(w);
@@ -91,8 +95,8 @@ Var qk_norm_rope(Tape& tape, const Var& x, Weight& gain, const Tensor& cos, cons
         std::move(y), {x},
         [=, &gain](const std::vector<Tensor>& d) -> std::vector<Tensor> {
             reach(gain);
-            return {tensor::qk_norm_rope_backward(gain.grad, d[0], x.value(), gain.value, rstd, cos,
-                                                  sin, positions)};
+            return {tensor::qk_norm_rope_backward(gain.grad, narrow(d[0], x.value()), x.value(),
+                                                  gain.value, rstd, cos, sin, positions)};
         },
         trains(gain));
 }
@@ -196,7 +200,10 @@ Var join_rows(Tape& tape, int64_t rows, const Var& prefix, const Tensor& prefix_
     tensor::copy_rows(store, own_dst, own.value(), {}, own_dst.numel());
     return tape.record(
         std::move(store), {prefix, own}, [=](const std::vector<Tensor>& d) -> std::vector<Tensor> {
-            Tensor dprefix = like(prefix.value()), down = like(own.value());
+            const auto gradient_of = [&](const Var& v) {
+                return Tensor::empty(d[0].context(), v.value().shape(), d[0].dtype());
+            };
+            Tensor dprefix = gradient_of(prefix), down = gradient_of(own);
             dprefix.zero();
             tensor::copy_rows(dprefix, prefix_src, d[0], prefix_dst, prefix_src.numel());
             tensor::copy_rows(down, {}, d[0], own_dst, own_dst.numel());

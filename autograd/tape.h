@@ -12,7 +12,9 @@ namespace fbt::autograd {
 
 using tensor::Tensor;
 
-// A value of the forward pass and, on the way back, its gradient (same shape and dtype).
+// A value of the forward pass and, on the way back, its gradient: same shape and dtype, but keys'
+// and values' gradients are in the accumulate dtype, since every pass adds to those of a shared
+// prefix.
 class Var {
   public:
     Var() = default;
@@ -34,7 +36,8 @@ class Var {
 // One parameter as ops see it. `reached` is set by the first rule that adds to `grad`: a parameter
 // without a gradient path in a step (the fusion while K = 1) must not be updated.
 struct Weight {
-    Tensor value;                      // gains [D], matrices [out, in], embedding [V, D]
+    Tensor value;                      // the master copy, in the accumulate dtype: gains [D],
+                                       // matrices [out, in], embedding [V, D]
     Tensor grad;                       // accumulate dtype; undefined: not trained
     tensor::PackedMatrix packed;       // value for y = x W^T
     tensor::PackedMatrix packed_back;  // value for dx = dy W

@@ -1,9 +1,17 @@
-// What a user waits for, on the quickstart preset: training steps, generation, prefill, and replay
-// of recorded states against decoding. Tokens are random; the times do not depend on them.
+// What a user waits for: training steps, generation, prefill, and replay of recorded states against
+// decoding. Tokens are random; the times do not depend on them.
 //
-// A line reads  what/shape/threads, median time, spread, tokens/s.
+//   step_bench [--device=cpu] [--dtype=f32] [--preset=quickstart] [--tokens=N] [--context=N]
+//              [--fast-matmul=1] [Google Benchmark's flags]
+//
+// --tokens and --context replace the preset's tokens a step and length of sequences.
+// A line reads  what/shape/threads, median time, spread, tokens/s; a training step also the FLOPs
+// that it executed a second (attention's included, recomputation's not) and the share of those of
+// whole passes that prefix sharing saved.
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <random>
 
 #include "bench/report.h"
@@ -20,14 +28,57 @@ using tensor::Context;
 using tensor::DType;
 using Tokens = std::vector<int32_t>;
 
+struct Options {
+    std::string device = "cpu", dtype = "f32", preset = "quickstart";
+    int64_t tokens = 0, context = 0;
+    bool fast_matmul = false;
+};
+Options options;
+
+// Takes our own flags out of the command line. False: one of them is wrong.
+bool take_options(int& argc, char** argv) {
+    const std::pair<std::string, std::function<void(const std::string&)>> flags[] = {
+        {"--device=", [](const std::string& v) { options.device = v; }},
+        {"--dtype=", [](const std::string& v) { options.dtype = v; }},
+        {"--preset=", [](const std::string& v) { options.preset = v; }},
+        {"--tokens=", [](const std::string& v) { options.tokens = std::stoll(v); }},
+        {"--context=", [](const std::string& v) { options.context = std::stoll(v); }},
+        {"--fast-matmul=", [](const std::string& v) { options.fast_matmul = v == "1"; }}};
+    int kept = 1;
+    for (int i = 1; i < argc; ++i) {
+        const std::string argument = argv[i];
+        const auto flag = std::find_if(std::begin(flags), std::end(flags), [&](const auto& f) {
+            return argument.starts_with(f.first);
+        });
+        if (flag == std::end(flags))
+            argv[kept++] = argv[i];
+        else
+            flag->second(argument.substr(flag->first.size()));
+    }
+    argc = kept;
+    return (options.dtype == "f32" || options.dtype == "bf16") && options.tokens >= 0 &&
+           options.context >= 0 && std::ifstream(FBT_PRESETS + options.preset + ".json").good();
+}
+
+DType dtype() { return options.dtype == "bf16" ? DType::bf16 : DType::f32; }
+
 // {"model": ..., "train": ...}
 const nlohmann::json& preset() {
     static const nlohmann::json json =
-        nlohmann::json::parse(std::ifstream(FBT_PRESETS "quickstart.json"));
+        nlohmann::json::parse(std::ifstream(FBT_PRESETS + options.preset + ".json"));
     return json;
 }
 
-core::Config model_config() { return core::config_from_json(preset().at("model")); }
+core::Config model_config() {
+    nlohmann::json model = preset().at("model");
+    if (options.context > 0) model["context"] = options.context;
+    return core::config_from_json(model);
+}
+
+int64_t tokens_per_step() {
+    return options.tokens > 0 ? options.tokens
+                              : preset().at("train").at("tokens_per_step").get<int64_t>();
+}
 
 Tokens random_tokens(int64_t n, std::mt19937& random) {
     Tokens tokens(n);
@@ -61,8 +112,8 @@ struct Untrained {
     Context context;
     core::Model model;
     explicit Untrained(int threads)
-        : context("cpu", threads), model(context, model_config(), DType::f32) {
-        model.parameters().initialise(context, DType::f32, 1, false);
+        : context(options.device, threads), model(context, model_config(), dtype()) {
+        model.parameters().initialise(context, dtype(), 1, false);
     }
 };
 
@@ -73,25 +124,65 @@ void count_tokens(benchmark::State& state, int64_t tokens_a_call) {
         benchmark::Counter(double(tokens_a_call), benchmark::Counter::kIsIterationInvariantRate);
 }
 
+// FLOPs of a step whose passes compute the positions from plain[k][s] on (all, in pass 1): 6 for
+// each weight and row (2 forward, 4 backward), 12 for each channel, query head and visible pair.
+double step_flops(const core::Config& c, const core::Batch& batch,
+                  const std::vector<std::vector<int32_t>>& plain) {
+    const double D = c.dim, HC = double(c.heads) * c.head_dim, GC = double(c.kv_heads) * c.head_dim;
+    const double block = 2 * D * HC + 2 * D * GC + D * c.heads + 3 * D * c.ffn_dim;
+    const double fusion = 2 * D * D;  // of each of the three kinds
+    double flops = 0;
+    for (size_t k = 0; k <= plain.size(); ++k)
+        for (size_t s = 0; s < batch.lengths.size(); ++s) {
+            const int T = batch.lengths[s], first = k == 0 ? 0 : plain[k - 1][s];
+            flops += 6.0 * (T - first) *
+                     (c.layers * block + double(c.vocab_size) * D + (k > 0 ? fusion : 0));
+            for (int l = 0; l < c.layers; ++l) {
+                const int window = c.is_full_attention(l) || c.window == 0 ? T : c.window;
+                for (int t = first; t < T; ++t) flops += 12 * HC * std::min(t + 1, window);
+            }
+        }
+    return flops;
+}
+
 // A whole step: batch, K passes forward, backward, update. Tokens are the batch's, whatever K is.
 void train_step(benchmark::State& state, int passes, bool mixin) {
-    Context context("cpu", threads_of(state));
-    core::Model model(context, model_config(), DType::f32);
+    Context context(options.device, threads_of(state));
+    core::Model model(context, model_config(), dtype());
     RandomSource source;
     const nlohmann::json& train = preset().at("train");
     engine::TrainConfig config;
-    config.tokens_per_step = train.at("tokens_per_step");
+    config.tokens_per_step = tokens_per_step();
+    config.fast_matmul = options.fast_matmul;
     config.schedule = core::PassSchedule::parse("1:" + std::to_string(passes));
     config.jitter = train.at("jitter");
     config.mixin = mixin;
     engine::Trainer trainer(model, source, config, false);
     trainer.advance();  // its memory is the arena's from here on
-    for (auto _ : state)
+    RandomSource same;  // the trainer's batches again, to count their work
+    double executed = 0, whole = 0;
+    const auto count = [&](int64_t step, bool timed) {
+        const core::Batch batch = same.next(config.tokens_per_step);
+        const auto plain = core::draw_prefixes(batch, passes, mixin, config.seed, step);
+        if (!timed) return;
+        executed += step_flops(model.config(), batch, plain);
+        whole += step_flops(model.config(), batch,
+                            core::draw_prefixes(batch, passes, false, config.seed, step));
+    };
+    count(0, false);
+    for (auto _ : state) {
+        const int64_t step = trainer.step();
         if (trainer.advance().skipped) {
             state.SkipWithError("the loss is not finite");
             break;
         }
+        state.PauseTiming();
+        count(step, true);
+        state.ResumeTiming();
+    }
     count_tokens(state, config.tokens_per_step);
+    state.counters["FLOP/s"] = benchmark::Counter(executed, benchmark::Counter::kIsRate);
+    if (passes > 1) state.counters["% shared"] = 100 * (1 - executed / whole);
 }
 
 // From prompts of one token to the context's end: the steps of decoding, sampling included.
@@ -142,8 +233,8 @@ void replay_rollout(benchmark::State& state, Mode mode) {
 }
 
 bool same_bits(const tensor::Tensor& a, const tensor::Tensor& b) {
-    const auto x = a.to_vector<float>(), y = b.to_vector<float>();
-    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+    const auto x = a.to_double(), y = b.to_double();
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
 }
 
 // Empty, or what is wrong: that prefill, decoding and replay do the same work is what makes their
@@ -171,11 +262,9 @@ std::string check() {
 
 template <class F>
 void add(const std::string& name, F f) {
-    benchmark::RegisterBenchmark(name.c_str(), f)
-        ->ArgName("threads")
-        ->Arg(1)
-        ->Arg(2)
-        ->UseRealTime();
+    auto* b = benchmark::RegisterBenchmark(name.c_str(), f)->ArgName("threads")->UseRealTime();
+    b->Arg(1);
+    if (options.device == "cpu") b->Arg(2);
 }
 
 int run_all(int argc, char** argv) {
@@ -203,4 +292,10 @@ int run_all(int argc, char** argv) {
 }  // namespace
 }  // namespace fbt::bench
 
-int main(int argc, char** argv) { return fbt::bench::run_all(argc, argv); }
+int main(int argc, char** argv) {
+    if (!fbt::bench::take_options(argc, argv)) {
+        std::fprintf(stderr, "step_bench: wrong --dtype, --preset, --tokens or --context\n");
+        return 2;
+    }
+    return fbt::bench::run_all(argc, argv);
+}

@@ -12,15 +12,16 @@ namespace fbt::kernels {
 //   dlogits[n,v] = weight[n]*((1 + 2*z_weight*lse[n])*exp(logits[n,v] - lse[n]) - [v ==
 //   targets[n]])
 // Shapes  logits, dlogits [N,V] T; ce, lse, weight [N] A; targets [N], each < V.
+// Dtypes  T = float with A = float, or T = A = double on ref; cuda also T = bf16 with A = float.
+//         Sums in A, one fixed order per row.
 // Alias   dlogits may be logits.      Needs  N >= 0, V >= 1.
-FBT_HOST_OP(cross_entropy_forward,
-            template <class T, class A = accumulate_t<T>>
-            Status cross_entropy_forward(A* ce, A* lse, const T* logits, const int32_t* targets,
-                                         int64_t N, int V, Stream s);)
-FBT_HOST_OP(cross_entropy_backward,
-            template <class T, class A = accumulate_t<T>>
-            Status cross_entropy_backward(T* dlogits, const T* logits, const A* lse,
-                                          const int32_t* targets, const A* weight, A z_weight,
-                                          int64_t N, int V, Stream s);)
+// Moves   forward N*V*sizeof(T) bytes, backward 2*N*V*sizeof(T).
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status cross_entropy_forward(A* ce, A* lse, const T* logits, const int32_t* targets,
+                                    int64_t N, int V, Stream s);)
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status cross_entropy_backward(T* dlogits, const T* logits, const A* lse,
+                                     const int32_t* targets, const A* weight, A z_weight, int64_t N,
+                                     int V, Stream s);)
 
 }  // namespace fbt::kernels

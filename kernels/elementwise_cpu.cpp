@@ -22,6 +22,14 @@ Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
     return {};
 }
 
+// y = T(x)
+template <class T, class A>
+Status cast(T* y, const A* x, int64_t n, Stream s) {
+    if (n < 0) return {Code::bad_argument, "cast needs n >= 0"};
+    for_elements(s, n, [=](int64_t i) { y[i] = T(x[i]); });
+    return {};
+}
+
 // y[n,:] = [a[n,:] | b[n,:]]
 template <class T>
 Status concat_columns(T* y, const T* a, const T* b, int64_t N, int64_t Da, int64_t Db, Stream s) {
@@ -48,6 +56,7 @@ Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, 
 
 template Status add_accum<float>(float*, const float*, int64_t, Stream);
 template Status add<float>(float*, const float*, const float*, int64_t, Stream);
+template Status cast<float, float>(float*, const float*, int64_t, Stream);
 template Status concat_columns<float>(float*, const float*, const float*, int64_t, int64_t, int64_t,
                                       Stream);
 template Status split_columns<float>(float*, float*, const float*, int64_t, int64_t, int64_t,

@@ -9,29 +9,24 @@
 #include "kernels/gpu.h"
 #include "kernels/matmul.h"
 #include "kernels/matmul_mma.h"
+#include "kernels/matmul_packed.h"
 
 namespace fbt::kernels::cuda {
 namespace {
 
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
-constexpr int kDepth = 32;                // of a step: a row's 32 floats are one 128-byte line
-constexpr int kColumns = 4;               // a thread's outputs in a row, neighbours
-constexpr int kTallRows = 4;              // a thread's rows: 4 where there are many,
-constexpr int kShortRows = 1;             // 1 where M <= kSide, as in decoding
-constexpr int kWidth = kSide * kColumns;  // a tile's columns
+constexpr int kDepth = kF32Depth;  // of a step: a row's 32 floats are one 128-byte line
+constexpr int kWidth = kF32Width;  // a tile's columns
+constexpr int kColumns = 4;        // a thread's outputs in a row, neighbours
+constexpr int kTallRows = 4;       // a thread's rows: 4 where there are many,
+constexpr int kShortRows = 1;      // 1 where M <= kSide, as in decoding
+static_assert(kWidth == kSide * kColumns);
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
 __host__ __device__ constexpr int64_t tiles(int64_t size, int64_t tile) {
     return (size + tile - 1) / tile;
 }
-
-// Packed weights are w^T, [K', N'], both sizes rounded up to whole tiles and filled with zeros:
-// forward's loads of it need no bounds, and neighbouring threads read neighbouring columns.
-__host__ __device__ constexpr int64_t padded_columns(int64_t N) {
-    return tiles(N, kWidth) * kWidth;
-}
-__host__ __device__ constexpr int64_t padded_depth(int64_t K) { return tiles(K, kDepth) * kDepth; }
 
 // The operands of one step, both with the sum's index first. a's odd row length lets forward store
 // a transposed tile, and every product read one, without bank conflicts.
@@ -67,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
     SHARED(Step<Rows>, step);
     const int64_t row_tiles = tiles(M, kSide * Rows);
     const int64_t m0 = blockIdx.x % row_tiles * kSide * Rows, n0 = blockIdx.x / row_tiles * kWidth;
-    const int64_t stride = padded_columns(N);
+    const int64_t stride = f32_packed_columns(N);
     float sum[Rows][kColumns] = {};
     for (int64_t k0 = 0; k0 < K; k0 += kDepth) {
         for (int e = threadIdx.x; e < kSide * Rows * kDepth; e += kThreads) {
@@ -134,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
                             int64_t K) {
     using Square = float[kSquare][kSquare + 1];
     SHARED(Square, square);
-    const int64_t stride = padded_columns(N);
+    const int64_t stride = f32_packed_columns(N);
     const int64_t n0 = blockIdx.x % (stride / kSquare) * kSquare;
     const int64_t k0 = blockIdx.x / (stride / kSquare) * kSquare;
     const int across = threadIdx.x % kSquare;
@@ -150,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
 // packed = w for w [K,N], padded
 __global__ void __launch_bounds__(kThreads)
     matmul_pack_row(float* __restrict__ packed, const float* __restrict__ w, int64_t N, int64_t K) {
-    const int64_t k = blockIdx.x, stride = padded_columns(N);
+    const int64_t k = blockIdx.x, stride = f32_packed_columns(N);
     for (int64_t n = threadIdx.x; n < stride; n += kThreads)
         packed[k * stride + n] = k < K && n < N ? w[k * N + n] : 0.f;
 }
@@ -175,9 +170,9 @@ Status forward_tiles(float* y, const float* x, const float* packed, int64_t M, i
 template <class T>
 int64_t matmul_packed_size(int64_t N, int64_t K) {
     if constexpr (std::is_same_v<T, bf16>)
-        return N * mma_packed_depth(K);
+        return N * bf16_packed_depth(K);
     else
-        return padded_depth(K) * padded_columns(N);
+        return f32_packed_depth(K) * f32_packed_columns(N);
 }
 
 template <class T>
@@ -187,7 +182,7 @@ Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bo
     if constexpr (std::is_same_v<T, bf16>) {
         return mma_pack(packed, w, N, K, transposed, s);
     } else {
-        const int64_t depth = padded_depth(K), columns = padded_columns(N);
+        const int64_t depth = f32_packed_depth(K), columns = f32_packed_columns(N);
         if (transposed) return launch_blocks(matmul_pack_row, depth, s, packed, w, N, K);
         return launch_blocks(matmul_pack_transposing, depth / kSquare * (columns / kSquare), s,
                              packed, w, N, K);

@@ -36,4 +36,30 @@ FBT_OP(template <class T> int64_t matmul_packed_size(int64_t N, int64_t K);
        Status matmul_dw_accum(A * dw, const T* dy, const T* x, int64_t M, int64_t N, int64_t K,
                               Stream s);)
 
+// The same products through cuBLASLt, for training on CUDA: faster, and outside the row rule (the
+// algorithm, and with it the order of sums, depends on M).
+//   matmul_forward_fast   as matmul_forward, on the same packed weights (so dx, too)
+//   matmul_dw_accum_fast  as matmul_dw_accum
+// Dtypes  T = float (no TF32) or bf16; sums in f32.
+// MatmulFast holds the library's handle, a workspace of 32 MiB on the current device and the
+// algorithm chosen for each shape seen; it serves one stream at a time, and nothing else is
+// allocated. Destroy it when its work is done; null is allowed.
+// Errors  bad_argument for sizes; unsupported in the emulator, which has no cuBLASLt, and for
+// shapes
+//         that it declines; device_error with the library's reason.
+namespace cuda {
+
+struct MatmulFast;
+Status matmul_fast_create(MatmulFast** fast);
+void matmul_fast_destroy(MatmulFast* fast);
+
+template <class T>
+Status matmul_forward_fast(MatmulFast* fast, T* y, const T* x, const T* packed, int64_t M,
+                           int64_t N, int64_t K, Stream s);
+template <class T>
+Status matmul_dw_accum_fast(MatmulFast* fast, float* dw, const T* dy, const T* x, int64_t M,
+                            int64_t N, int64_t K, Stream s);
+
+}  // namespace cuda
+
 }  // namespace fbt::kernels

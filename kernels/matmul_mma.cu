@@ -13,6 +13,7 @@
 
 #include "kernels/gpu.h"
 #include "kernels/matmul_mma.h"
+#include "kernels/matmul_packed.h"
 #include "kernels/ptx.cuh"
 
 namespace fbt::kernels::cuda {
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
     const int warp_m = warp / Tile::kWarpColumns * kWarpM,
               warp_n = warp % Tile::kWarpColumns * kWarpN;
 
-    const int64_t depth = mma_packed_depth(K);
+    const int64_t depth = bf16_packed_depth(K);
     TileCopier<Tile::kRows, kRowChunks, Tile::kThreads, SumsOver::columns, Aligned> copy_x(
         {x, M, K, K}, m0, 0);
     TileCopier<Tile::kColumns, kRowChunks, Tile::kThreads, SumsOver::columns, true> copy_w(
@@ -280,7 +281,7 @@ template <int RowTiles, int Warps, int Stages>
 struct Strip {
     static constexpr int kRows = 16 * RowTiles, kColumns = 8 * Warps, kThreads = kLanes * Warps;
     static constexpr int kRowTiles = RowTiles, kStages = Stages;
-    static constexpr int kStage = (kRows + kColumns) * kMmaDepth;
+    static constexpr int kStage = (kRows + kColumns) * kBf16Depth;
     static constexpr size_t kSharedBytes = size_t(kStage) * Stages * sizeof(bf16);
 };
 using DecodeWide = Strip<1, 4, 6>;
@@ -291,9 +292,9 @@ template <class Tile, bool Aligned>
 __global__ void __launch_bounds__(Tile::kThreads)
     matmul_forward_mma_strip(bf16* __restrict__ y, const bf16* __restrict__ x,
                              const bf16* __restrict__ packed, int64_t M, int64_t N, int64_t K) {
-    constexpr int kRowChunks = kMmaDepth / kChunk, kAhead = Tile::kStages - 1;
+    constexpr int kRowChunks = kBf16Depth / kChunk, kAhead = Tile::kStages - 1;
     DYNAMIC_SHARED(bf16, ring);
-    const int64_t n0 = int64_t(blockIdx.x) * Tile::kColumns, depth = mma_packed_depth(K);
+    const int64_t n0 = int64_t(blockIdx.x) * Tile::kColumns, depth = bf16_packed_depth(K);
     const int lane = int(threadIdx.x) % kLanes, warp_n = int(threadIdx.x) / kLanes * 8;
     TileCopier<Tile::kRows, kRowChunks, Tile::kThreads, SumsOver::columns, Aligned> copy_x(
         {x, M, K, K}, 0, 0);
@@ -301,9 +302,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
         {packed, N, depth, depth}, n0, 0);
     const auto start = [&](bf16* stage) {
         copy_x.start(stage);
-        copy_w.start(stage + Tile::kRows * kMmaDepth);
+        copy_w.start(stage + Tile::kRows * kBf16Depth);
     };
-    const int64_t steps = depth / kMmaDepth;
+    const int64_t steps = depth / kBf16Depth;
     for (int i = 0; i < kAhead; ++i) {
         if (i < steps) start(ring + i * Tile::kStage);
         ptx::cp_async_commit();
@@ -316,9 +317,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
         if (step + kAhead < steps) start(ring + filling * Tile::kStage);
         ptx::cp_async_commit();
         const bf16* stage = ring + reading * Tile::kStage;
-        const bf16* w = stage + Tile::kRows * kMmaDepth;
+        const bf16* w = stage + Tile::kRows * kBf16Depth;
 #pragma unroll
-        for (int part = 0; part < kMmaDepth / 32; ++part) {
+        for (int part = 0; part < kBf16Depth / 32; ++part) {
             uint32_t b[4];  // four 8 x 8 matrices are 32 terms of 8 columns: two mmas' operands
             ptx::ldmatrix_x4(b,
                              w + chunk_place(warp_n + lane % 8, part * 4 + lane / 8, kRowChunks));
@@ -435,7 +436,7 @@ __global__ void __launch_bounds__(kPackThreads)
                                 int64_t K) {
     using Square = float[kSquare][kSquare + 1];
     SHARED(Square, square);
-    const int64_t depth = mma_packed_depth(K), across_tiles = depth / kSquare;
+    const int64_t depth = bf16_packed_depth(K), across_tiles = depth / kSquare;
     const int64_t k0 = blockIdx.x % across_tiles * kSquare,
                   n0 = blockIdx.x / across_tiles * kSquare;
     const int across = int(threadIdx.x) % kSquare, first = int(threadIdx.x) / kSquare;
@@ -451,7 +452,7 @@ __global__ void __launch_bounds__(kPackThreads)
 // packed[n,k] = w[n,k] for w [N,K]: a thread writes a chunk.
 __global__ void __launch_bounds__(kPackThreads)
     matmul_pack_mma(bf16* __restrict__ packed, const float* __restrict__ w, int64_t N, int64_t K) {
-    const int64_t depth = mma_packed_depth(K), row_chunks = depth / kChunk;
+    const int64_t depth = bf16_packed_depth(K), row_chunks = depth / kChunk;
     const int64_t e = int64_t(blockIdx.x) * kPackThreads + threadIdx.x;
     if (e >= N * row_chunks) return;
     const int64_t n = e / row_chunks, k0 = e % row_chunks * kChunk;
@@ -523,7 +524,7 @@ bool fills(int64_t rows, int64_t columns, int64_t blocks) {
 }  // namespace
 
 Status mma_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transposed, Stream s) {
-    const int64_t depth = mma_packed_depth(K);
+    const int64_t depth = bf16_packed_depth(K);
     if (transposed)
         return launch_blocks(matmul_pack_mma_transposing, depth / kSquare * tiles(N, kSquare),
                              kPackThreads, 0, s, packed, w, N, K);

@@ -5,13 +5,6 @@
 
 namespace fbt::kernels::cuda {
 
-// Weights packed in bf16 are w as [N, mma_packed_depth(K)] row-major, each row filled up with
-// zeros.
-inline constexpr int kMmaDepth = 128;
-FBT_HOST_DEVICE constexpr int64_t mma_packed_depth(int64_t K) {
-    return (K + kMmaDepth - 1) / kMmaDepth * kMmaDepth;
-}
-
 Status mma_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transposed, Stream s);
 Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N, int64_t K,
                    Stream s);

@@ -48,7 +48,7 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
 
 #define INSTANTIATE(T)                                                                            \
     template int64_t matmul_packed_size<T>(int64_t, int64_t);                                     \
-    template Status matmul_pack<T>(T*, const T*, int64_t, int64_t, bool, Stream);                 \
+    template Status matmul_pack<T>(T*, const accumulate_t<T>*, int64_t, int64_t, bool, Stream);   \
     template Status matmul_forward<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
     template Status matmul_dw_accum<T, T>(T*, const T*, const T*, int64_t, int64_t, int64_t,      \
                                           Stream);

@@ -112,7 +112,7 @@ struct SpanTable {
     const int64_t* blocks = nullptr;
     int32_t count = 0;      // spans
     int32_t max_count = 0;  // the longest span's rows
-    int32_t max_end = 0;    // the largest first + count
+    int32_t max_end = 0;    // no first + count is larger
     int64_t rows = 0;       // N, the sum of the spans' counts
 };
 

@@ -15,9 +15,11 @@ AdamW::AdamW(ParameterSet& parameters, AdamWConfig config)
 }
 
 double AdamW::gradient_norm() const {
-    double sum = 0;
+    std::vector<Tensor> gradients;
     for (const Parameter& p : parameters_.all())
-        if (p.weight().reached) sum += tensor::square_sum(p.weight().grad);
+        if (p.weight().reached) gradients.push_back(p.weight().grad);
+    double sum = 0;
+    for (double s : tensor::square_sums(gradients)) sum += s;
     return std::sqrt(sum);
 }
 

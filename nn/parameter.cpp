@@ -31,6 +31,7 @@ std::vector<double> normal(const std::string& name, int64_t n, double std, uint6
 void Parameter::set(Context& context, const std::vector<double>& values, DType dtype,
                     bool trained) {
     const DType master = tensor::accumulate_dtype(dtype);
+    dtype_ = dtype;
     weight_.value = Tensor::from_double(context, values, shape_, master);
     weight_.grad = trained ? Tensor::zeros(context, shape_, master) : Tensor();
     updated();
@@ -38,8 +39,8 @@ void Parameter::set(Context& context, const std::vector<double>& values, DType d
 
 void Parameter::updated() {
     if (role_ == Role::gain) return;
-    tensor::matmul_pack(weight_.packed, weight_.value, false);
-    if (trained()) tensor::matmul_pack(weight_.packed_back, weight_.value, true);
+    tensor::matmul_pack(weight_.packed, weight_.value, false, dtype_);
+    if (trained()) tensor::matmul_pack(weight_.packed_back, weight_.value, true, dtype_);
 }
 
 Parameter& ParameterSet::add(std::string name, Shape shape, Role role) {

@@ -34,7 +34,8 @@ class Parameter {
     const Weight& weight() const { return weight_; }
     bool trained() const { return weight_.grad.defined(); }
 
-    // Puts values in place (accumulate dtype of `dtype`), with a zero gradient if it is trained.
+    // Puts values in place, in the accumulate dtype of `dtype`, in which products will be computed;
+    // with a zero gradient if it is trained.
     void set(Context& context, const std::vector<double>& values, DType dtype, bool trained);
     // To be called whenever weight().value changed: refreshes the packed copies.
     void updated();
@@ -44,6 +45,7 @@ class Parameter {
     Shape shape_;
     Role role_;
     Weight weight_;
+    DType dtype_ = DType::f32;
 };
 
 // The parameters of a model, in the order of its checkpoint names. Addresses stay valid.

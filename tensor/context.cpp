@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <bit>
+#include <utility>
 
 namespace fbt::tensor {
 
@@ -15,11 +16,11 @@ size_t Arena::rounded(size_t bytes) {
     return (bytes + step - 1) / step * step;
 }
 
-void* Arena::allocate(size_t bytes) {
+void* Arena::allocate(size_t bytes, Use use) {
     const size_t size = rounded(bytes);
     std::lock_guard lock(mutex_);
     void* p = nullptr;
-    if (auto it = free_.find(size); it != free_.end() && !it->second.empty()) {
+    if (auto it = free_.find({use, size}); it != free_.end() && !it->second.empty()) {
         p = it->second.back();
         it->second.pop_back();
     } else {
@@ -31,25 +32,32 @@ void* Arena::allocate(size_t bytes) {
         if (!p)
             throw Error(ErrorKind::environment,
                         "out of memory: " + std::to_string(size >> 20) + " MiB more wanted, " +
-                            std::to_string(in_use_ >> 20) +
-                            " MiB in use; lower --tokens-per-step or set --memory-budget");
+                            std::to_string(in_use_ >> 20) + " MiB in use" +
+                            (plan_.empty() ? "" : ", planned: " + plan_) +
+                            "; lower --tokens-per-step or set --memory-budget");
     }
+    if (use == Use::inbox) memory_->inbox_taken(p);
     in_use_ += size;
     peak_ = std::max(peak_, in_use_);
     return p;
 }
 
-void Arena::release(void* p, size_t bytes) {
+void Arena::release(void* p, size_t bytes, Use use) {
     const size_t size = rounded(bytes);
     std::lock_guard lock(mutex_);
-    free_[size].push_back(p);
+    if (use == Use::inbox) memory_->inbox_released(p);
+    free_[{use, size}].push_back(p);
     in_use_ -= size;
 }
 
 void Arena::trim() {
-    for (auto& [size, blocks] : free_)
-        for (void* p : blocks) memory_->release(p);
+    for (auto& [kind, blocks] : free_)
+        for (void* p : blocks) {
+            if (kind.first == Use::inbox) memory_->inbox_forgotten(p);
+            memory_->release(p);
+        }
     free_.clear();
+    memory_->trim();
 }
 
 std::vector<std::string> device_names() {
@@ -80,6 +88,14 @@ Context::Context(const std::string& name, int threads) : name_(name) {
     for (const std::string& n : device_names()) known += (known.empty() ? "" : ", ") + n;
     throw Error(ErrorKind::usage, "device '" + name + "' is not in this build; it has " + known);
 }
+
+std::shared_ptr<Arena> Context::use(std::shared_ptr<Arena> arena) {
+    return std::exchange(arena_, std::move(arena));
+}
+
+#ifndef FBT_CUDA
+CudaDevice cuda_device() { return {false, "this build has no CUDA"}; }
+#endif
 
 kernels::Stream Context::stream() const { return {arena_->memory().stream(), threads_}; }
 

@@ -17,46 +17,80 @@ namespace fbt::tensor {
 // Which kernels run. `cuda` is a real GPU, or the emulated one in a build for it.
 enum class Backend { cpu, ref, cuda };
 
-// The memory of one device, and its stream. One implementation for the host, one for CUDA.
+// Work that a device has recorded (a CUDA graph), to be queued again as a whole.
+class Recording {
+  public:
+    virtual ~Recording() = default;
+};
+
+// The memory of one device, and its queue of work. One implementation for the host, where all is
+// done at once, one for CUDA. Copies within the device and kernels are queued; copy_in has taken
+// the host's data when it returns, copy_out has delivered it.
 class Memory {
   public:
     virtual ~Memory() = default;
     virtual void* allocate(size_t bytes) = 0;  // null when the device has no more
     virtual void release(void* p) = 0;
+    virtual void trim() {}  // gives what was released back to the system
     virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
     virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
     virtual void copy(void* to, const void* from, size_t bytes) = 0;
     virtual void zero(void* p, size_t bytes) = 0;
     virtual void synchronize() = 0;
     virtual void* stream() = 0;
+
+    // An inbox is memory that the host fills first of all, so that this copy need not wait for what
+    // is queued, but only for what used the memory before it was released the last time.
+    virtual void inbox_taken(void*) {}
+    virtual void inbox_released(void*) {}
+    virtual void inbox_forgotten(void*) {}
+
+    // Records what is queued in between instead of running it, where the device can.
+    virtual void begin_recording() {}
+    virtual std::unique_ptr<Recording> end_recording() { return nullptr; }
+    virtual void replay(Recording&) {}
 };
 std::unique_ptr<Memory> make_host_memory();
 #ifdef FBT_CUDA
-std::unique_ptr<Memory> make_cuda_memory();
+std::unique_ptr<Memory> make_cuda_memory();  // throws usage where there is no GPU
 #endif
+
+// The GPU that a context would use, or why there is none.
+struct CudaDevice {
+    bool usable;
+    std::string description;
+};
+CudaDevice cuda_device();
+
+// What a block of memory is for; blocks of one use are not reused for the other.
+enum class Use { work, inbox };
 
 // A caching allocator. Training asks for the same sizes every step, so a released block goes to a
 // free list of its (rounded) size and the next step finds it there, its pages already mapped.
 class Arena {
   public:
-    explicit Arena(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
+    explicit Arena(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    void* allocate(size_t bytes);  // aligned to 64 bytes; throws environment when memory is out
-    void release(void* p, size_t bytes);
+    // Aligned to 64 bytes. Throws environment when memory is out, with `plan` in the message.
+    void* allocate(size_t bytes, Use use = Use::work);
+    void release(void* p, size_t bytes, Use use = Use::work);
     Memory& memory() { return *memory_; }
+    const std::shared_ptr<Memory>& shared_memory() const { return memory_; }
     size_t in_use() const { return in_use_; }
     size_t peak() const { return peak_; }
+    void set_plan(std::string plan) { plan_ = std::move(plan); }
 
   private:
     static size_t rounded(size_t bytes);
     void trim();  // gives every cached block back to the device
-    std::unique_ptr<Memory> memory_;
+    std::shared_ptr<Memory> memory_;
     std::mutex mutex_;
-    std::map<size_t, std::vector<void*>> free_;
+    std::map<std::pair<Use, size_t>, std::vector<void*>> free_;
     size_t in_use_ = 0, peak_ = 0;
+    std::string plan_;  // what the program meant to use
 };
 
 class Context {
@@ -71,6 +105,8 @@ class Context {
     kernels::Stream stream() const;
     int threads() const { return threads_; }
     const std::shared_ptr<Arena>& arena() const { return arena_; }
+    // New tensors lie in `arena` from now on; returns the one before.
+    std::shared_ptr<Arena> use(std::shared_ptr<Arena> arena);
     void synchronize() { arena_->memory().synchronize(); }
 
   private:

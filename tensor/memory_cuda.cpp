@@ -1,67 +1,255 @@
-// CUDA memory: stream-ordered pools. Compiled against the toolkit's runtime or the emulator's.
+// CUDA memory: a stream-ordered pool, two streams, pinned staging, recordings. Compiled against the
+// toolkit's runtime or the emulator's.
+//
+// Kernels run on the compute stream. Copies from and to the host run on the copy stream, through
+// pinned memory: those the device can do while it computes. Events put the two in order where one
+// needs the other's result.
 #ifdef FBT_CUDA
 #include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <utility>
 
 #include "tensor/context.h"
 
 namespace fbt::tensor {
 namespace {
 
+constexpr size_t kStagingBytes = 1 << 20;  // of a slot
+constexpr size_t kStagingSlots = 32;       // uploads that the host may be ahead of the device
+
 void check(cudaError_t e, const char* what) {
-    if (e != cudaSuccess)
-        throw Error(ErrorKind::environment,
-                    std::string("CUDA: ") + what + ": " + cudaGetErrorString(e));
+    if (e == cudaSuccess) return;
+    (void)cudaGetLastError();  // said here, so not to whoever asks next
+    throw Error(ErrorKind::environment,
+                std::string("CUDA: ") + what + ": " + cudaGetErrorString(e));
 }
 
-class CudaMemory : public Memory {
+class Event {
   public:
-    CudaMemory() {
-        int devices = 0;  // stays 0 where there is no driver: the call then leaves it untouched
-        if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-            throw Error(ErrorKind::usage,
-                        "no CUDA device found: a driver and a GPU are needed; use --device cpu");
-        check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+    Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create event"); }
+    ~Event() {
+        if (event_) (void)cudaEventDestroy(event_);
     }
-    ~CudaMemory() override {
+    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Event& operator=(Event&&) = delete;
+    void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record event"); }
+    // Later work on `stream` begins when what record() saw is done.
+    void order(cudaStream_t stream) {
+        check(cudaStreamWaitEvent(stream, event_, 0), "wait for an event");
+    }
+    void wait() { check(cudaEventSynchronize(event_), "wait for the device"); }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
+class Stream {
+  public:
+    Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create stream"); }
+    ~Stream() {
         (void)cudaStreamSynchronize(stream_);
         (void)cudaStreamDestroy(stream_);
     }
-    void* allocate(size_t bytes) override {
-        void* p = nullptr;
-        if (cudaMallocAsync(&p, bytes, stream_) != cudaSuccess) {
-            (void)cudaGetLastError();  // running out is the arena's to handle
-            return nullptr;
-        }
-        return p;
-    }
-    void release(void* p) override { (void)cudaFreeAsync(p, stream_); }
-    void copy_in(void* device, const void* host, size_t n) override {
-        if (n == 0) return;
-        check(cudaMemcpyAsync(device, host, n, cudaMemcpyHostToDevice, stream_), "copy to device");
-        synchronize();  // pageable host memory: the caller may change it at once
-    }
-    void copy_out(void* host, const void* device, size_t n) override {
-        if (n == 0) return;
-        check(cudaMemcpyAsync(host, device, n, cudaMemcpyDeviceToHost, stream_), "copy to host");
-        synchronize();
-    }
-    void copy(void* to, const void* from, size_t n) override {
-        if (n)
-            check(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, stream_), "device copy");
-    }
-    void zero(void* p, size_t n) override {
-        if (n) check(cudaMemsetAsync(p, 0, n, stream_), "memset");
-    }
-    void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
-    void* stream() override { return stream_; }
+    Stream(const Stream&) = delete;
+    operator cudaStream_t() const { return stream_; }
 
   private:
     cudaStream_t stream_ = nullptr;
 };
 
+class Recorded : public Recording {
+  public:
+    explicit Recorded(cudaGraph_t graph) {
+        const cudaError_t e = cudaGraphInstantiate(&executable_, graph, 0);
+        (void)cudaGraphDestroy(graph);
+        check(e, "instantiate a graph");
+    }
+    ~Recorded() override { (void)cudaGraphExecDestroy(executable_); }
+    void launch(cudaStream_t stream) {
+        check(cudaGraphLaunch(executable_, stream), "launch graph");
+    }
+
+  private:
+    cudaGraphExec_t executable_ = nullptr;
+};
+
+// One after the other in a ring: each is free again once its copy is done.
+class Staging {
+  public:
+    struct Slot {
+        std::byte* memory = nullptr;
+        Event copied;
+        bool used = false;
+    };
+    Staging() : slots_(kStagingSlots) {
+        void* memory = nullptr;
+        check(cudaMallocHost(&memory, kStagingSlots * kStagingBytes), "allocate pinned memory");
+        for (size_t i = 0; i < kStagingSlots; ++i)
+            slots_[i].memory = static_cast<std::byte*>(memory) + i * kStagingBytes;
+    }
+    ~Staging() { (void)cudaFreeHost(slots_[0].memory); }
+    Slot& next() {
+        Slot& slot = slots_[turn_++ % kStagingSlots];
+        if (slot.used) slot.copied.wait();
+        slot.used = true;
+        return slot;
+    }
+
+  private:
+    std::vector<Slot> slots_;
+    size_t turn_ = 0;
+};
+
+class CudaMemory : public Memory {
+  public:
+    CudaMemory() {
+        cudaMemPool_t pool;
+        check(cudaDeviceGetDefaultMemPool(&pool, 0), "get the memory pool");
+        uint64_t keep = UINT64_MAX;  // what the arena gives back is soon wanted again
+        check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+              "set the memory pool up");
+    }
+    ~CudaMemory() override { (void)cudaStreamSynchronize(copies_); }
+
+    void* allocate(size_t bytes) override {
+        if (recording_)
+            throw Error(ErrorKind::internal, "memory wanted while a graph is being recorded");
+        void* p = nullptr;
+        const cudaError_t e = cudaMallocAsync(&p, bytes, compute_);
+        if (e == cudaErrorMemoryAllocation) {
+            (void)cudaGetLastError();  // running out is the arena's to handle
+            return nullptr;
+        }
+        check(e, "allocate");
+        return p;
+    }
+    void release(void* p) override { (void)cudaFreeAsync(p, compute_); }
+    void trim() override {
+        cudaMemPool_t pool;
+        synchronize();
+        check(cudaDeviceGetDefaultMemPool(&pool, 0), "get the memory pool");
+        check(cudaMemPoolTrimTo(pool, 0), "trim the memory pool");
+    }
+
+    void copy_in(void* device, const void* host, size_t n) override {
+        const auto inbox = inboxes_.find(device);
+        if (inbox != inboxes_.end() && inbox->second.fresh) {
+            if (inbox->second.released) inbox->second.free.order(copies_);
+            inbox->second.fresh = false;
+        } else {  // queued work may use this memory
+            reached_.record(compute_);
+            reached_.order(copies_);
+        }
+        for (size_t at = 0; at < n; at += kStagingBytes) {
+            const size_t part = std::min(kStagingBytes, n - at);
+            Staging::Slot& slot = staging_.next();
+            std::memcpy(slot.memory, static_cast<const std::byte*>(host) + at, part);
+            check(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, slot.memory, part,
+                                  cudaMemcpyHostToDevice, copies_),
+                  "copy to the device");
+            slot.copied.record(copies_);
+            if (at + part == n) slot.copied.order(compute_);
+        }
+    }
+    void copy_out(void* host, const void* device, size_t n) override {
+        reached_.record(compute_);
+        reached_.order(copies_);
+        for (size_t at = 0; at < n; at += kStagingBytes) {
+            const size_t part = std::min(kStagingBytes, n - at);
+            Staging::Slot& slot = staging_.next();
+            check(cudaMemcpyAsync(slot.memory, static_cast<const std::byte*>(device) + at, part,
+                                  cudaMemcpyDeviceToHost, copies_),
+                  "copy to the host");
+            slot.copied.record(copies_);
+            slot.copied.wait();
+            std::memcpy(static_cast<std::byte*>(host) + at, slot.memory, part);
+        }
+    }
+    void copy(void* to, const void* from, size_t n) override {
+        if (n)
+            check(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, compute_),
+                  "copy on the device");
+    }
+    void zero(void* p, size_t n) override {
+        if (n) check(cudaMemsetAsync(p, 0, n, compute_), "zero");
+    }
+
+    void inbox_taken(void* p) override { inboxes_[p].fresh = true; }
+    void inbox_released(void* p) override {
+        Inbox& inbox = inboxes_.at(p);
+        inbox.free.record(compute_);
+        inbox.released = true;
+    }
+    void inbox_forgotten(void* p) override { inboxes_.erase(p); }
+
+    void synchronize() override {
+        check(cudaStreamSynchronize(copies_), "copies");
+        check(cudaStreamSynchronize(compute_), "kernels");
+    }
+    void* stream() override { return compute_; }
+
+    void begin_recording() override {
+        check(cudaStreamBeginCapture(compute_, cudaStreamCaptureModeThreadLocal), "record a graph");
+        recording_ = true;
+    }
+    std::unique_ptr<Recording> end_recording() override {
+        recording_ = false;
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamEndCapture(compute_, &graph), "record a graph");
+        return std::make_unique<Recorded>(graph);
+    }
+    void replay(Recording& recording) override {
+        static_cast<Recorded&>(recording).launch(compute_);
+    }
+
+  private:
+    struct Inbox {
+        Event free;  // recorded when it was released: work queued before may still use it
+        bool released = false;
+        bool fresh = true;  // nothing queued since it was taken uses it
+    };
+    Stream compute_, copies_;
+    Event reached_;
+    Staging staging_;
+    std::map<void*, Inbox> inboxes_;
+    bool recording_ = false;
+};
+
 }  // namespace
 
-std::unique_ptr<Memory> make_cuda_memory() { return std::make_unique<CudaMemory>(); }
+std::unique_ptr<Memory> make_cuda_memory() {
+    const CudaDevice device = cuda_device();
+    if (!device.usable)
+        throw Error(ErrorKind::usage, "no CUDA device: " + device.description +
+                                          "; a driver and a GPU are needed; use --device cpu");
+    return std::make_unique<CudaMemory>();
+}
+
+CudaDevice cuda_device() {
+    int devices = 0;  // stays 0 where there is no driver: the call then leaves it untouched
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0) {
+        (void)cudaGetLastError();
+        return {false, e == cudaSuccess ? "none found" : cudaGetErrorString(e)};
+    }
+    cudaDeviceProp p{};
+    int driver = 0;
+    check(cudaGetDeviceProperties(&p, 0), "ask for the device's properties");
+    check(cudaDriverGetVersion(&driver), "ask for the driver's version");
+    const auto version = [](int major, int minor) {
+        return std::to_string(major) + "." + std::to_string(minor);
+    };
+    if (p.major < 8)
+        return {false, std::string(p.name) + " has compute capability " +
+                           version(p.major, p.minor) + ", needed 8.0 or newer"};
+    return {true, std::string(p.name) + ", compute capability " + version(p.major, p.minor) + ", " +
+                      std::to_string(p.totalGlobalMem >> 20) + " MiB, driver for CUDA " +
+                      version(driver / 1000, driver % 1000 / 10)};
+}
 
 }  // namespace fbt::tensor
 #endif

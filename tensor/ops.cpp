@@ -48,7 +48,8 @@ void finish(const char* op, const Tensor& t, const kernels::Status& status) {
 }
 
 // Calls the kernel of the backend and dtype of `t`. Inside the arguments T is the element type, A
-// its accumulation type and `s` the stream. Only ref has kernels in double.
+// its accumulation type and `s` the stream. Only ref has kernels in double, only cuda in bf16;
+// FBT_DISPATCH_WIDE is for ops on master weights and gradients, which are never bf16.
 #ifdef FBT_CUDA
 #define FBT_CUDA_CASE(op, ...) \
     case Backend::cuda:        \
@@ -56,11 +57,18 @@ void finish(const char* op, const Tensor& t, const kernels::Status& status) {
 #else
 #define FBT_CUDA_CASE(op, ...)
 #endif
-#define FBT_DISPATCH(t, op, ...)                                                         \
+#define FBT_DISPATCH_TO(dispatch, t, op, ...)                                            \
     dispatch(#op, t, [&]<class T>(Backend backend, [[maybe_unused]] kernels::Stream s) { \
         using A [[maybe_unused]] = kernels::accumulate_t<T>;                             \
+        using Result = decltype(kernels::cuda::op<T>(__VA_ARGS__));                      \
         if constexpr (std::is_same_v<T, double>)                                         \
-            return kernels::ref::op<double>(__VA_ARGS__);                                \
+            return kernels::ref::op<T>(__VA_ARGS__);                                     \
+        else if constexpr (std::is_same_v<T, kernels::bf16>)                             \
+            switch (backend) {                                                           \
+                FBT_CUDA_CASE(op, __VA_ARGS__)                                           \
+                default:                                                                 \
+                    return unsupported<Result>();                                        \
+            }                                                                            \
         else                                                                             \
             switch (backend) {                                                           \
                 case Backend::ref:                                                       \
@@ -69,24 +77,32 @@ void finish(const char* op, const Tensor& t, const kernels::Status& status) {
                     return kernels::cpu::op<T>(__VA_ARGS__);                             \
                     FBT_CUDA_CASE(op, __VA_ARGS__)                                       \
                 default:                                                                 \
-                    return unsupported<decltype(kernels::ref::op<T>(__VA_ARGS__))>();    \
+                    return unsupported<Result>();                                        \
             }                                                                            \
     })
+#define FBT_DISPATCH(t, op, ...) FBT_DISPATCH_TO(dispatch<true>, t, op, __VA_ARGS__)
+#define FBT_DISPATCH_WIDE(t, op, ...) FBT_DISPATCH_TO(dispatch<false>, t, op, __VA_ARGS__)
 
 template <class R>
 R unsupported() {
     throw Error(ErrorKind::usage, "this build has no CUDA kernels");
 }
 
-template <class F>
+template <bool HasBf16, class F>
 auto dispatch(const char* op, const Tensor& t, F&& call) {
     Context& context = t.context();
     if (t.dtype() == DType::f64 && context.backend() != Backend::ref)
         throw Error(ErrorKind::usage,
                     std::string(op) + ": dtype f64 needs --device ref, not " + context.name());
+    if (t.dtype() == DType::bf16 && context.backend() != Backend::cuda)
+        throw Error(ErrorKind::usage,
+                    std::string(op) + ": dtype bf16 needs a CUDA device, not " + context.name());
     auto run = [&] {
         if (t.dtype() == DType::f64)
             return call.template operator()<double>(context.backend(), context.stream());
+        if constexpr (HasBf16)
+            if (t.dtype() == DType::bf16)
+                return call.template operator()<kernels::bf16>(context.backend(), context.stream());
         if (t.dtype() != DType::f32)
             fail(op, std::string("no kernel for dtype ") + name_of(t.dtype()));
         return call.template operator()<float>(context.backend(), context.stream());
@@ -104,15 +120,16 @@ Tensor like(const Tensor& t) { return Tensor::empty(t.context(), t.shape(), t.dt
 
 // ------------------------------------------------------------------------------------- matmul
 
-void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed) {
+void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype) {
     expect_rank("matmul_pack", "w", w, 2);
+    expect("matmul_pack", "w", w, w.shape(), accumulate_dtype(dtype));
     packed.N = w.dim(transposed ? 1 : 0);
     packed.K = w.dim(transposed ? 0 : 1);
-    const int64_t size = FBT_DISPATCH(w, matmul_packed_size, packed.N, packed.K);
-    if (!packed.data.defined() || packed.data.numel() != size)
-        packed.data = Tensor::empty(w.context(), {size}, w.dtype());
-    FBT_DISPATCH(w, matmul_pack, packed.data.data<T>(), w.data<A>(), packed.N, packed.K, transposed,
-                 s);
+    Tensor& data = packed.data;
+    if (!data.defined() || data.dtype() != dtype) data = Tensor::empty(w.context(), {0}, dtype);
+    const int64_t size = FBT_DISPATCH(data, matmul_packed_size, packed.N, packed.K);
+    if (data.numel() != size) data = Tensor::empty(w.context(), {size}, dtype);
+    FBT_DISPATCH(data, matmul_pack, data.data<T>(), w.data<A>(), packed.N, packed.K, transposed, s);
 }
 
 void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w) {
@@ -140,11 +157,12 @@ void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x) {
 
 // ---------------------------------------------------------------------------------- embedding
 
-Tensor embedding_forward(const Tensor& tokens, const Tensor& w) {
+Tensor embedding_forward(const Tensor& tokens, const Tensor& w, DType dtype) {
     expect_rank("embedding_forward", "w", w, 2);
+    expect("embedding_forward", "w", w, w.shape(), accumulate_dtype(dtype));
     expect("embedding_forward", "tokens", tokens, {tokens.numel()}, DType::i32);
-    Tensor y = Tensor::empty(w.context(), {tokens.numel(), w.dim(1)}, w.dtype());
-    FBT_DISPATCH(w, embedding_forward, y.data<T>(), tokens.data<int32_t>(), w.data<T>(), y.dim(0),
+    Tensor y = Tensor::empty(w.context(), {tokens.numel(), w.dim(1)}, dtype);
+    FBT_DISPATCH(y, embedding_forward, y.data<T>(), tokens.data<int32_t>(), w.data<A>(), y.dim(0),
                  int(w.dim(1)), s);
     return y;
 }
@@ -153,8 +171,9 @@ void embedding_backward_accum(Tensor& dw, const Tensor& dy, const Tensor& tokens
     const int64_t N = tokens.numel(), V = dw.dim(0), D = dw.dim(1);
     expect("embedding_backward_accum", "dy", dy, {N, D}, dy.dtype());
     expect("embedding_backward_accum", "dw", dw, {V, D}, accumulate_dtype(dy.dtype()));
+    Tensor scratch = Tensor::empty(dy.context(), {2 * N}, DType::i32);
     FBT_DISPATCH(dy, embedding_backward_accum, dw.data<A>(), dy.data<T>(), tokens.data<int32_t>(),
-                 N, int(D), int(V), s);
+                 N, int(D), int(V), scratch.data<int32_t>(), s);
 }
 
 // ------------------------------------------------------------------------------------ rmsnorm
@@ -359,17 +378,23 @@ void adamw_step(Tensor& w, Tensor& m, Tensor& v, const Tensor& grad, const kerne
     expect("adamw_step", "grad", grad, w.shape(), w.dtype());
     expect("adamw_step", "m", m, w.shape(), w.dtype());
     expect("adamw_step", "v", v, w.shape(), w.dtype());
-    FBT_DISPATCH(w, adamw_step, w.data<T>(), m.data<T>(), v.data<T>(), grad.data<T>(), w.numel(), h,
-                 s);
+    FBT_DISPATCH_WIDE(w, adamw_step, w.data<T>(), m.data<T>(), v.data<T>(), grad.data<T>(),
+                      w.numel(), h, s);
 }
 
-double square_sum(const Tensor& x) {
-    const int64_t chunks = (x.numel() + kernels::kSquareSumChunk - 1) / kernels::kSquareSumChunk;
-    Tensor sum = Tensor::empty(x.context(), {1}, DType::f64);
-    Tensor scratch = Tensor::empty(x.context(), {chunks}, DType::f64);
-    FBT_DISPATCH(x, square_sum, sum.data<double>(), x.data<T>(), x.numel(), scratch.data<double>(),
-                 s);
-    return sum.to_vector<double>()[0];
+std::vector<double> square_sums(const std::vector<Tensor>& tensors) {
+    if (tensors.empty()) return {};
+    Context& context = tensors[0].context();
+    Tensor sums = Tensor::empty(context, {int64_t(tensors.size())}, DType::f64);
+    double* sum = sums.data<double>();
+    for (const Tensor& x : tensors) {
+        const int64_t chunks =
+            (x.numel() + kernels::kSquareSumChunk - 1) / kernels::kSquareSumChunk;
+        Tensor scratch = Tensor::empty(context, {chunks}, DType::f64);
+        FBT_DISPATCH_WIDE(x, square_sum, sum, x.data<T>(), x.numel(), scratch.data<double>(), s);
+        ++sum;
+    }
+    return sums.to_vector<double>();
 }
 
 std::vector<int32_t> sample(const Tensor& logits, const std::vector<kernels::Sampling>& settings,
@@ -379,6 +404,7 @@ std::vector<int32_t> sample(const Tensor& logits, const std::vector<kernels::Sam
         fail("sample", std::to_string(settings.size()) + " settings and " +
                            std::to_string(uniform.size()) + " uniforms for " + std::to_string(N) +
                            " rows");
+    finish("sample", logits, kernels::sample_arguments(settings.data(), N, int(V)));
     Context& c = logits.context();
     Tensor tokens = Tensor::empty(c, {N}, DType::i32);
     Tensor scratch = Tensor::empty(c, {N, V}, DType::i32);
@@ -407,6 +433,14 @@ void copy_rows_accum(Tensor& dst, const Tensor& dst_rows, const Tensor& src, con
     const int64_t W = dst.numel() / dst.dim(0);
     FBT_DISPATCH(dst, copy_rows_accum, dst.data<T>(), dst_rows.data<int64_t>(), src.data<T>(),
                  src_rows.data<int64_t>(), count, W, s);
+}
+
+Tensor cast(const Tensor& x, DType dtype) {
+    if (x.dtype() == dtype) return x;
+    expect("cast", "x", x, x.shape(), accumulate_dtype(dtype));
+    Tensor y = Tensor::empty(x.context(), x.shape(), dtype);
+    FBT_DISPATCH(y, cast, y.data<T>(), x.data<A>(), x.numel(), s);
+    return y;
 }
 
 void add_accum(Tensor& y, const Tensor& x) {

@@ -21,13 +21,14 @@ struct PackedMatrix {
     Tensor data;
     int64_t N = 0, K = 0;
 };
-// Packs w [N,K], or, transposed, w [K,N]; reuses `packed`'s memory when the sizes agree.
-void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed);
+// Packs w [N,K], or, transposed, w [K,N], for products in `dtype`; w has its accumulate dtype.
+// Reuses `packed`'s memory when the sizes agree.
+void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype);
 Tensor matmul_forward(const Tensor& x, const PackedMatrix& w);  // x [M,K] -> [M,N]
 void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w);
 void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x);
 
-Tensor embedding_forward(const Tensor& tokens, const Tensor& w);
+Tensor embedding_forward(const Tensor& tokens, const Tensor& w, DType dtype);
 void embedding_backward_accum(Tensor& dw, const Tensor& dy, const Tensor& tokens);
 
 // rstd may be undefined when no backward follows.
@@ -79,7 +80,8 @@ void cross_entropy_backward(Tensor& dlogits, const Tensor& logits, const Tensor&
                             const Tensor& targets, const Tensor& weight, double z_weight);
 
 void adamw_step(Tensor& w, Tensor& m, Tensor& v, const Tensor& grad, const kernels::AdamWStep& h);
-double square_sum(const Tensor& x);
+// sum of x^2 for each; the device is read once, after all of them.
+std::vector<double> square_sums(const std::vector<Tensor>& tensors);
 
 std::vector<int32_t> sample(const Tensor& logits, const std::vector<kernels::Sampling>& settings,
                             const std::vector<float>& uniform);
@@ -89,6 +91,9 @@ void copy_rows(Tensor& dst, const Tensor& dst_rows, const Tensor& src, const Ten
                int64_t count);
 void copy_rows_accum(Tensor& dst, const Tensor& dst_rows, const Tensor& src, const Tensor& src_rows,
                      int64_t count);
+
+// x, in the accumulate dtype of `dtype`, rounded to it; x itself where that is the same.
+Tensor cast(const Tensor& x, DType dtype);
 
 void add_accum(Tensor& y, const Tensor& x);
 Tensor add(const Tensor& a, const Tensor& b);

@@ -27,12 +27,35 @@ void SpanBatch::add_contiguous(int first, int count, int64_t start) {
     add(first, count, blocks);
 }
 
-void SpanBatch::upload(Context& context) {
-    device_spans_ =
-        Tensor::empty(context, {int64_t(spans_.size() * sizeof(kernels::Span))}, DType::u8);
+void SpanBatch::upload(Context& context, int reach) {
+    if (reach != 0 && reach < max_end_)
+        throw Error(ErrorKind::internal, "spans end at " + std::to_string(max_end_) +
+                                             ", beyond their reach of " + std::to_string(reach));
+    reach_ = std::max(reach, max_end_);
+    const size_t room = (size_t(reach) + kKeyBlock - 1) / kKeyBlock * spans_.size();
+    device_spans_ = Tensor::empty(context, {int64_t(spans_.size() * sizeof(kernels::Span))},
+                                  DType::u8, Use::inbox);
+    device_blocks_ =
+        Tensor::empty(context, {int64_t(std::max(room, blocks_.size()))}, DType::i64, Use::inbox);
+    device_positions_ = Tensor::empty(context, {rows()}, DType::i32, Use::inbox);
+    copy_in();
+}
+
+void SpanBatch::overwrite(const SpanBatch& next) {
+    if (next.spans_.size() != spans_.size() || next.rows() != rows() ||
+        next.max_count_ > max_count_ || next.max_end_ > reach_)
+        throw Error(ErrorKind::internal, "a batch of other spans cannot be written over this one");
+    spans_ = next.spans_;
+    blocks_ = next.blocks_;
+    positions_ = next.positions_;
+    copy_in();
+}
+
+void SpanBatch::copy_in() {
     device_spans_.copy_in(spans_.data(), spans_.size() * sizeof(kernels::Span));
-    device_blocks_ = Tensor::from(context, blocks_, {int64_t(blocks_.size())});
-    device_positions_ = Tensor::from(context, positions_, {rows()});
+    device_blocks_.rows(0, int64_t(blocks_.size()))
+        .copy_in(blocks_.data(), blocks_.size() * sizeof(int64_t));
+    device_positions_.copy_in(positions_.data(), positions_.size() * sizeof(int32_t));
 }
 
 std::vector<int64_t> SpanBatch::own_slots() const {
@@ -49,7 +72,7 @@ kernels::SpanTable SpanBatch::table() const {
             device_blocks_.data<int64_t>(),
             int32_t(spans_.size()),
             max_count_,
-            max_end_,
+            reach_,
             rows()};
 }
 

@@ -16,15 +16,15 @@ int64_t numel_of(const Shape& shape) {
     return n;
 }
 
-Tensor Tensor::empty(Context& context, Shape shape, DType dtype) {
+Tensor Tensor::empty(Context& context, Shape shape, DType dtype, Use use) {
     Tensor t;
     t.context_ = &context;
     t.numel_ = numel_of(shape);
     t.shape_ = std::move(shape);
     t.dtype_ = dtype;
     const size_t bytes = t.bytes();
-    void* p = context.arena()->allocate(bytes);
-    t.storage_ = std::shared_ptr<Storage>(new Storage{context.arena(), p, bytes});
+    void* p = context.arena()->allocate(bytes, use);
+    t.storage_ = std::shared_ptr<Storage>(new Storage{context.arena(), p, bytes, use});
     return t;
 }
 

@@ -19,11 +19,13 @@ class Tensor {
   public:
     Tensor() = default;  // undefined: no storage
 
-    static Tensor empty(Context& context, Shape shape, DType dtype);  // contents unspecified
+    // Contents unspecified.
+    static Tensor empty(Context& context, Shape shape, DType dtype, Use use = Use::work);
     static Tensor zeros(Context& context, Shape shape, DType dtype);
+    // Values from the host.
     template <class T>
     static Tensor from(Context& context, const std::vector<T>& values, Shape shape) {
-        Tensor t = empty(context, std::move(shape), dtype_of<T>::value);
+        Tensor t = empty(context, std::move(shape), dtype_of<T>::value, Use::inbox);
         t.copy_in(values.data(), values.size() * sizeof(T));
         return t;
     }
@@ -70,7 +72,8 @@ class Tensor {
         std::shared_ptr<Arena> arena;
         void* pointer;
         size_t bytes;
-        ~Storage() { arena->release(pointer, bytes); }
+        Use use;
+        ~Storage() { arena->release(pointer, bytes, use); }
     };
     [[noreturn]] void wrong_dtype(const char* wanted) const;
     void copy_out(void* host, DType wanted) const;

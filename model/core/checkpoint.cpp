@@ -122,9 +122,13 @@ void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& opti
     const std::string name = name_of_step(state.step);
     const fs::path temporary = fs::path(run) / ("." + name + ".tmp"), final = fs::path(run) / name;
     // A broken model must not push the good checkpoints out.
-    for (const nn::Parameter& p : model.parameters().all())
-        if (!std::isfinite(tensor::square_sum(p.weight().value)))
-            throw Error(ErrorKind::diverged, "diverged: " + p.name() +
+    const auto& parameters = model.parameters().all();
+    std::vector<Tensor> values;
+    for (const nn::Parameter& p : parameters) values.push_back(p.weight().value);
+    const std::vector<double> squares = tensor::square_sums(values);
+    for (size_t i = 0; i < squares.size(); ++i)
+        if (!std::isfinite(squares[i]))
+            throw Error(ErrorKind::diverged, "diverged: " + parameters[i].name() +
                                                  " is not finite after step " +
                                                  std::to_string(state.step) +
                                                  "; it is not saved, older checkpoints stay");

@@ -1,10 +1,12 @@
 #include "model/core/decode.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace fbt::model::core {
 
 constexpr int64_t kPrefillRows = 4096;  // of one call; a longer prompt has a call of its own
+constexpr int kShortestReach = 256;     // positions that a step's kernels are launched for
 
 std::string to_string(Mode mode) {
     switch (mode) {
@@ -40,6 +42,7 @@ int Decoder::add() {
                 model_.dtype());
             if (last_.defined()) larger.rows(0, last_.dim(0)).copy_from(last_);
             last_ = larger;
+            steps_.clear();
         }
     }
     live_[id] = {{}, 0, true};
@@ -137,20 +140,60 @@ Tensor Decoder::states(const std::vector<int>& ids) const {
     return out;
 }
 
+// Steps of up to twice as many positions share one recording.
+Decoder::Step& Decoder::step_of(const SpanBatch& spans) {
+    const int reach = std::max(kShortestReach, int(std::bit_ceil(unsigned(spans.max_end()))));
+    model_.reserve_positions(reach);
+    // Recordings hold addresses: what has moved makes them void.
+    if (steps_capacity_ != store_->capacity() || steps_rope_ != model_.rope_positions())
+        steps_.clear();
+    steps_capacity_ = store_->capacity();
+    steps_rope_ = model_.rope_positions();
+    const int64_t n = spans.rows();
+    Step& step = steps_[{n, reach}];
+    Context& context = model_.context();
+    if (!step.inputs.spans) {
+        step.inputs = {std::make_shared<SpanBatch>(spans), Tensor::empty(context, {n}, DType::i32),
+                       Tensor::empty(context, {n}, DType::i64)};
+        step.inputs.spans->upload(context, reach);
+        step.ids = Tensor::empty(context, {n}, DType::i64);
+        step.states = Tensor::empty(context, {n, model_.config().dim}, model_.dtype());
+    } else {
+        step.inputs.spans->overwrite(spans);
+    }
+    return step;
+}
+
 Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& tokens) {
-    auto spans = std::make_shared<SpanBatch>();
-    std::vector<int64_t> rows;
+    SpanBatch spans;
     for (int id : ids) {
         Live& live = live_[id];
         store_->reserve(live.pages, live.length + 1);
-        PagedStore::add_span(*spans, live.pages, live.length, 1);
-        rows.push_back(int64_t(rows.size()));
+        PagedStore::add_span(spans, live.pages, live.length, 1);
     }
-    const Tensor h =
-        advance(model_, store_, spans, tokens, mode_ == Mode::standard ? Tensor() : states(ids));
+    Step& step = step_of(spans);
+    const int64_t n = int64_t(ids.size());
+    const auto fill = [](Tensor& t, const auto& values) {
+        t.copy_in(values.data(), values.size() * sizeof(values[0]));
+    };
+    fill(step.inputs.tokens, tokens);
+    fill(step.inputs.slots, spans.own_slots());
+    fill(step.ids, std::vector<int64_t>(ids.begin(), ids.end()));
+    Context& context = model_.context();
+    step.graph.run(context, [&] {
+        Tensor carried;
+        if (mode_ != Mode::standard) {
+            carried = Tensor::empty(context, step.states.shape(), model_.dtype());
+            tensor::copy_rows(carried, {}, last_, step.ids, n);
+        }
+        const Tensor h = advance(model_, store_, step.inputs, carried);
+        tensor::copy_rows(last_, step.ids, h, {}, n);
+        step.states.copy_from(h);
+    });
     for (int id : ids) ++live_[id].length;
-    remember(ids, h, rows);
-    return h;
+    Tensor states = Tensor::empty(context, step.states.shape(), model_.dtype());
+    states.copy_from(step.states);
+    return states;
 }
 
 Tensor Decoder::rerun(int id, const std::vector<int32_t>& tokens, const Tensor& carried) {

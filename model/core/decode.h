@@ -1,10 +1,12 @@
 // Recurrent decoding (paper section 3.3): a set of live sequences, advanced one token at a time.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "model/core/paged_store.h"
+#include "tensor/graph.h"
 
 namespace fbt::model::core {
 
@@ -46,6 +48,15 @@ class Decoder {
         int length = 0;
         bool used = false;
     };
+    // A step of some number of sequences: its inputs and outputs in fixed memory, so that a CUDA
+    // device can record it once and replay it.
+    struct Step {
+        CallInputs inputs;
+        Tensor ids;     // [n] i64, rows of last_
+        Tensor states;  // [n,D], the new top states
+        tensor::Graph graph;
+    };
+    Step& step_of(const SpanBatch& spans);
     int add();
     Tensor prefill(const std::vector<int>& ids, const std::vector<std::vector<int32_t>>& prompts);
     void remember(const std::vector<int>& ids, const Tensor& states,
@@ -56,6 +67,9 @@ class Decoder {
     std::shared_ptr<PagedStore> store_;
     std::vector<Live> live_;
     Tensor last_;  // [capacity,D]: row id is the newest top state of sequence id
+    std::map<std::pair<int64_t, int>, Step> steps_;  // by number of sequences and reach
+    int64_t steps_capacity_ = 0;                     // of the store, when steps_ were made
+    int steps_rope_ = 0;                             // the model's rope_positions(), likewise
 };
 
 // The states and the cache of one sequence of T positions.

@@ -60,13 +60,15 @@ Var Model::fuse(Tape& tape, const Var& carried, const Tensor& tokens) {
                                                    : autograd::add(tape, state, other);
 }
 
+void Model::reserve_positions(int positions) {
+    if (positions <= rope_positions_) return;
+    rope_positions_ = std::max({positions, config_.context, 2 * rope_positions_});
+    rope_.emplace(context_, rope_positions_, config_.head_dim, config_.rope_theta, dtype_);
+}
+
 Var Model::stack(Tape& tape, const Var& u, const std::shared_ptr<const SpanBatch>& spans,
                  const std::shared_ptr<nn::KeyValueStore>& store, bool recompute) {
-    const int positions = spans->table().max_end;
-    if (positions > rope_positions_) {
-        rope_positions_ = std::max({positions, config_.context, 2 * rope_positions_});
-        rope_.emplace(context_, rope_positions_, config_.head_dim, config_.rope_theta, dtype_);
-    }
+    reserve_positions(spans->max_end());
     const nn::SpanCall call{spans, &*rope_, store};
     Var x = autograd::rmsnorm(tape, u, input_norm_.weight(), config_.norm_eps);
     for (int l = 0; l < config_.layers; ++l) x = blocks_[l].forward(tape, x, call, l, recompute);

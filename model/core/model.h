@@ -19,7 +19,7 @@ using tensor::Tensor;
 class Model {
   public:
     // Parameters have names and shapes, but no values until they are initialised or loaded.
-    // dtype  f32, or f64 on the device ref.
+    // dtype  of activations: f32, f64 on the device ref, or bf16 on a CUDA device.
     Model(Context& context, const Config& config, DType dtype);
     Model(const Model&) = delete;
 
@@ -27,6 +27,9 @@ class Model {
     Context& context() const { return context_; }
     DType dtype() const { return dtype_; }
     nn::ParameterSet& parameters() { return parameters_; }
+    // Positions that the rotary tables hold. They move to other memory when this grows.
+    int rope_positions() const { return rope_positions_; }
+    void reserve_positions(int positions);
 
     // Plain inputs e [N,D]; tokens [N] i32.
     Var embed(Tape& tape, const Tensor& tokens);

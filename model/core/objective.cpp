@@ -102,29 +102,13 @@ Objective objective(Model& model, Tape& tape, const Batch& batch, const PassPlan
                               Tensor::from_double(context, weight, {h.value().dim(0)}, a),
                               config.z_weight);
     };
-    const autograd::Classified c1 = classify(h1, batch.targets, first_weight);
-    const std::vector<double> ce1 = c1.ce.to_double(), lse1 = c1.lse.to_double();
+    // What each pass computed itself. It is read after the last pass, so that the device never
+    // waits for the host in between.
+    std::vector<std::pair<PassRows, autograd::Classified>> terms;
+    terms.emplace_back(whole, classify(h1, batch.targets, first_weight));
 
     Objective out;
     if (config.keep_states) out.states.push_back(h1.value());
-    std::vector<double> pass_z;
-    // L_k from pass 1's terms of the prefixes and this pass's terms of the suffixes.
-    const auto account = [&](const PassRows& rows, const std::vector<double>& ce,
-                             const std::vector<double>& lse) {
-        double loss = 0, z = 0;
-        for (size_t s = 0; s < S; ++s)
-            for (int t = 0; t < batch.lengths[s]; ++t) {
-                const int64_t n = whole.row(s, t);
-                if (batch.targets[n] < 0) continue;
-                const bool shared = t < rows.first[s];
-                const double l = shared ? lse1[n] : lse[rows.row(s, t)];
-                loss += shared ? ce1[n] : ce[rows.row(s, t)];
-                z += l * l;
-            }
-        out.pass_loss.push_back(loss * unit);
-        pass_z.push_back(z * unit);
-    };
-    account(whole, ce1, lse1);
 
     // Feedback passes: suffixes, fused with the pass before.
     Var previous;  // undefined: the pass before is pass 1
@@ -132,7 +116,7 @@ Objective objective(Model& model, Tape& tape, const Batch& batch, const PassPlan
     for (int k = 0; k < K - 1; ++k) {
         const PassRows rows(batch.lengths, plan.plain[k]);
         if (rows.count == 0) {  // everything plain: this pass is pass 1
-            account(rows, {}, {});
+            terms.emplace_back(rows, autograd::Classified{});
             if (config.keep_states) out.states.push_back(h1.value());
             previous = {};
             previous_rows = whole;
@@ -174,9 +158,8 @@ Objective objective(Model& model, Tape& tape, const Batch& batch, const PassPlan
                                                          upload(context, dst),
                                                          upload(context, joined->own_slots()));
         const Var h = model.stack(tape, u, joined, store, config.recompute);
-        const autograd::Classified c = classify(h, suffix(batch.targets, whole, rows),
-                                                std::vector<double>(rows.count, feedback));
-        account(rows, c.ce.to_double(), c.lse.to_double());
+        terms.emplace_back(rows, classify(h, suffix(batch.targets, whole, rows),
+                                          std::vector<double>(rows.count, feedback)));
         if (config.keep_states) {
             Tensor full = Tensor::empty(context, h1.value().shape(), model.dtype());
             full.copy_from(h1.value());
@@ -191,6 +174,27 @@ Objective objective(Model& model, Tape& tape, const Batch& batch, const PassPlan
         previous_rows = rows;
     }
 
+    // L_k from pass 1's terms of the prefixes and pass k's own terms of the suffixes.
+    const auto host = [](const Tensor& t) {
+        return t.defined() ? t.to_double() : std::vector<double>();
+    };
+    const std::vector<double> ce1 = host(terms[0].second.ce), lse1 = host(terms[0].second.lse);
+    std::vector<double> pass_z;
+    for (const auto& [rows, own] : terms) {
+        const std::vector<double> ce = host(own.ce), lse = host(own.lse);
+        double loss = 0, z = 0;
+        for (size_t s = 0; s < S; ++s)
+            for (int t = 0; t < batch.lengths[s]; ++t) {
+                const int64_t n = whole.row(s, t);
+                if (batch.targets[n] < 0) continue;
+                const bool shared = t < rows.first[s];
+                const double l = shared ? lse1[n] : lse[rows.row(s, t)];
+                loss += shared ? ce1[n] : ce[rows.row(s, t)];
+                z += l * l;
+            }
+        out.pass_loss.push_back(loss * unit);
+        pass_z.push_back(z * unit);
+    }
     const auto mix = [&](const std::vector<double>& x) {
         double sum = 0;
         for (int k = 1; k < K; ++k) sum += x[k];

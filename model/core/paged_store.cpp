@@ -67,10 +67,6 @@ void PagedStore::add_span(SpanBatch& spans, const Pages& pages, int first, int c
     spans.add(first, count, blocks);
 }
 
-void PagedStore::begin(const SpanBatch& spans) {
-    slots_ = Tensor::from(context_, spans.own_slots(), {spans.rows()});
-}
-
 nn::KeyValues PagedStore::join(Tape& tape, int layer, const nn::KeyValues&,
                                const nn::KeyValues& own) {
     tensor::copy_rows(keys_[layer], slots_, own.k.value(), {}, slots_.numel());
@@ -95,17 +91,25 @@ Tensor PagedStore::read_values(const Pages& pages, int layer, int end) const {
     return read(values_, pages, layer, end);
 }
 
+Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store, const CallInputs& inputs,
+               const Tensor& carried) {
+    store->begin(inputs.slots);
+    Tape tape(false);
+    const Var u = carried.defined() ? model.fuse(tape, tape.constant(carried), inputs.tokens)
+                                    : model.embed(tape, inputs.tokens);
+    return model.stack(tape, u, inputs.spans, store).value();
+}
+
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store,
                std::shared_ptr<SpanBatch> spans, const std::vector<int32_t>& tokens,
                const Tensor& carried) {
     Context& context = model.context();
     spans->upload(context);
-    store->begin(*spans);
-    Tape tape(false);
-    const Tensor ids = Tensor::from(context, tokens, {int64_t(tokens.size())});
-    const Var u =
-        carried.defined() ? model.fuse(tape, tape.constant(carried), ids) : model.embed(tape, ids);
-    return model.stack(tape, u, spans, store).value();
+    const int64_t N = spans->rows();
+    return advance(
+        model, store,
+        {spans, Tensor::from(context, tokens, {N}), Tensor::from(context, spans->own_slots(), {N})},
+        carried);
 }
 
 }  // namespace fbt::model::core

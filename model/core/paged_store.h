@@ -24,8 +24,10 @@ class PagedStore : public nn::KeyValueStore {
 
     // A span [first, first+count) of a sequence, for the next call of the stack. reserve() first.
     static void add_span(SpanBatch& spans, const Pages& pages, int first, int count);
-    // Tells the store which rows the coming call of the stack writes.
-    void begin(const SpanBatch& spans);
+    // Tells the store which rows the coming call of the stack writes: own_slots() of its spans.
+    void begin(Tensor slots) { slots_ = std::move(slots); }
+    // Positions that the pools have room for. They move to other memory when this grows.
+    int64_t capacity() const { return int64_t(references_.size()) * kernels::kKeyBlock; }
 
     // Keys and values of positions [0, end) of one layer, [end, G, C].
     Tensor read_keys(const Pages& pages, int layer, int end) const;
@@ -51,7 +53,17 @@ class PagedStore : public nn::KeyValueStore {
     Tensor slots_;  // of the coming call, [N] i64
 };
 
+// What a call of the stack is given, in the device's memory.
+struct CallInputs {
+    std::shared_ptr<SpanBatch> spans;  // uploaded
+    Tensor tokens;                     // [N] i32
+    Tensor slots;                      // [N] i64, spans' own slots
+};
+
 // The stack over spans, without gradients: inputs are plain, or fused where `carried` is defined.
+// The first form does all on the device, so that a graph may record it.
+Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store, const CallInputs& inputs,
+               const Tensor& carried = {});
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store,
                std::shared_ptr<SpanBatch> spans, const std::vector<int32_t>& tokens,
                const Tensor& carried = {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 
 namespace fbt::model::engine {
 
@@ -18,7 +19,9 @@ MemoryPlan plan_memory(const core::Config& m, const TrainConfig& config, tensor:
     const double matrices =
         V * D + 2 * D * D + L * (2 * D * HC + 2 * D * GC + D * m.heads + 3 * D * F);
     MemoryPlan plan;
-    plan.parameters = bytes(matrices * size * (4 + 2));  // value, gradient, moments; packed twice
+    // Value, gradient and moments in the accumulate dtype; packed twice.
+    plan.parameters =
+        bytes(matrices * (4 * tensor::size_of(tensor::accumulate_dtype(dtype)) + 2 * size));
 
     // What the rules of one block keep for each row, and what a block must keep when it is run
     // again on the way back: its input and its own keys and values.
@@ -39,6 +42,18 @@ MemoryPlan plan_memory(const core::Config& m, const TrainConfig& config, tensor:
                             " MiB are needed with recomputation; lower tokens-per-step");
     }
     return plan;
+}
+
+std::string to_string(const MemoryPlan& plan) {
+    const auto mib = [](int64_t bytes) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.1f MiB", double(bytes) / (1 << 20));
+        return std::string(text);
+    };
+    return "parameters, gradients and moments " + mib(plan.parameters) + ", activations " +
+           mib(plan.recompute ? plan.recomputed : plan.activations) +
+           (plan.recompute ? " (every block recomputed; " + mib(plan.activations) + " without)"
+                           : "");
 }
 
 Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute)

@@ -26,6 +26,7 @@ struct TrainConfig {
     nn::AdamWConfig adamw;
     uint64_t seed = 1;
     int64_t memory_budget = 0;  // bytes; 0: none. Recomputation is used when it would not hold.
+    bool fast_matmul = false;   // CUDA: the vendor's products, which do not keep the row rule
     int max_skipped = 10;       // non-finite steps in a row before giving up
 };
 
@@ -36,6 +37,7 @@ struct MemoryPlan {
     int64_t recomputed = 0;   // the same with every block recomputed
     bool recompute = false;   // the choice
 };
+std::string to_string(const MemoryPlan& plan);
 // Throws usage when even recomputation does not hold the budget.
 MemoryPlan plan_memory(const core::Config& model, const TrainConfig& config, tensor::DType dtype);
 

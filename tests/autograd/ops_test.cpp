@@ -31,8 +31,8 @@ Weight weight(Shape shape, unsigned seed) {
     w.value = random(shape, seed);
     w.grad = Tensor::zeros(ref(), shape, DType::f64);
     if (shape.size() == 2) {
-        tensor::matmul_pack(w.packed, w.value, false);
-        tensor::matmul_pack(w.packed_back, w.value, true);
+        tensor::matmul_pack(w.packed, w.value, false, w.value.dtype());
+        tensor::matmul_pack(w.packed_back, w.value, true, w.value.dtype());
     }
     return w;
 }
@@ -90,7 +90,7 @@ void check(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vec
                           differences(w.value,
                                       [&] {
                                           if (!w.packed.data.defined()) return;
-                                          tensor::matmul_pack(w.packed, w.value, false);
+                                          tensor::matmul_pack(w.packed, w.value, false, w.value.dtype());
                                       }),
                           1e-7, 1e-7));
     }
@@ -214,7 +214,7 @@ TEST(Autograd, Classifier) {
         const double keep = *p, step = 1e-5;
         const auto at = [&](double v) {
             *p = v;
-            if (repack) tensor::matmul_pack(e.packed, e.value, false);
+            if (repack) tensor::matmul_pack(e.packed, e.value, false, e.value.dtype());
             return loss();
         };
         const double d = (at(keep + step) - at(keep - step)) / (2 * step);

@@ -67,6 +67,7 @@ class DeviceArray {
 };
 
 #ifdef FBT_SIMT
+inline constexpr const char* kDevice = "simt";
 using Schedule = simt::Schedule;
 inline const Schedule kSchedules[] = {{simt::Order::forward, 1},
                                       {simt::Order::reverse, 1},
@@ -80,10 +81,17 @@ inline std::string schedule_name(const testing::TestParamInfo<Schedule>& info) {
     return name;
 }
 #else  // the GPU has its own
+inline constexpr const char* kDevice = "cuda";
 struct Schedule {};
 inline const Schedule kSchedules[] = {{}};
 inline std::string schedule_name(const testing::TestParamInfo<Schedule>&) { return "gpu"; }
 #endif
+
+inline void skip_without_device() {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+        GTEST_SKIP() << "no CUDA device";
+}
 
 // A test that runs under each of them.
 class ScheduleTest : public testing::TestWithParam<Schedule> {
@@ -92,11 +100,7 @@ class ScheduleTest : public testing::TestWithParam<Schedule> {
     void SetUp() override { simt::set_schedule(GetParam()); }
     void TearDown() override { simt::set_schedule({}); }
 #else
-    void SetUp() override {
-        int devices = 0;
-        if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-            GTEST_SKIP() << "no CUDA device";
-    }
+    void SetUp() override { skip_without_device(); }
 #endif
 };
 

@@ -1,9 +1,11 @@
-// The device layer on the emulated GPU: a context with its stream and arena, tensors in device
-// memory, and three ops dispatched to their CUDA kernels, against the ref backend.
-#include <gtest/gtest.h>
+// The device layer: a context with its streams and arena, tensors in device memory, a few ops
+// dispatched to their CUDA kernels, against the ref backend; recordings.
+#include <numeric>
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tests/compare.h"
+#include "tests/cuda/device.h"
 
 namespace fbt::tests {
 namespace {
@@ -12,48 +14,53 @@ using tensor::Context;
 using tensor::DType;
 using tensor::Tensor;
 
-class SimtTensors : public testing::Test {
+class CudaTensors : public testing::Test {
   protected:
-    Context simt{"simt"}, ref{"ref"};
+    void SetUp() override {
+        skip_without_device();
+        if (!IsSkipped()) device.emplace(kDevice);
+    }
+    std::optional<Context> device;
+    Context ref{"ref"};
     Tensor random(Context& c, tensor::Shape shape, unsigned seed) {
         return Tensor::from(c, normal<float>(tensor::numel_of(shape), seed), shape);
     }
 };
 
-TEST_F(SimtTensors, MemoryRoundTrip) {
-    EXPECT_EQ(simt.backend(), tensor::Backend::cuda);
-    EXPECT_NE(simt.stream().handle, nullptr);
-    const Tensor t = random(simt, {5, 3}, 1);
+TEST_F(CudaTensors, MemoryRoundTrip) {
+    EXPECT_EQ(device->backend(), tensor::Backend::cuda);
+    EXPECT_NE(device->stream().handle, nullptr);
+    const Tensor t = random(*device, {5, 3}, 1);
     EXPECT_TRUE(same_bits(t.to_vector<float>(), normal<float>(15, 1)));
-    EXPECT_EQ(Tensor::zeros(simt, {7}, DType::f32).to_vector<float>(), std::vector<float>(7, 0));
-    Tensor copy = Tensor::empty(simt, {2, 3}, DType::f32);
+    EXPECT_EQ(Tensor::zeros(*device, {7}, DType::f32).to_vector<float>(), std::vector<float>(7, 0));
+    Tensor copy = Tensor::empty(*device, {2, 3}, DType::f32);
     copy.copy_from(t.rows(3, 2));
     EXPECT_TRUE(same_bits(copy.to_vector<float>(), t.rows(3, 2).to_vector<float>()));
-    EXPECT_GT(simt.arena()->in_use(), 0u);
+    EXPECT_GT(device->arena()->in_use(), 0u);
 }
 
-TEST_F(SimtTensors, Matmul) {
+TEST_F(CudaTensors, Matmul) {
     const int M = 37, N = 5, K = 67;
     const auto product = [&](Context& c) {
         tensor::PackedMatrix w;
-        tensor::matmul_pack(w, random(c, {N, K}, 2), false);
+        tensor::matmul_pack(w, random(c, {N, K}, 2), false, DType::f32);
         return tensor::matmul_forward(random(c, {M, K}, 1), w).to_vector<float>();
     };
     // Both sum K products of standard normal numbers: |a||b| summed is below 2K.
-    EXPECT_TRUE(close(product(simt), product(ref), 2 * 2 * K * gamma<float>(K)));
+    EXPECT_TRUE(close(product(*device), product(ref), 2 * 2 * K * gamma<float>(K)));
 }
 
-TEST_F(SimtTensors, RmsNorm) {
+TEST_F(CudaTensors, RmsNorm) {
     const int N = 9, D = 101;
     const auto normed = [&](Context& c) {
         Tensor y = Tensor::empty(c, {N, D}, DType::f32), rstd = Tensor::empty(c, {N}, DType::f32);
         tensor::rmsnorm_forward(y, rstd, random(c, {N, D}, 1), random(c, {D}, 2), 1e-6);
         return y.to_vector<float>();
     };
-    EXPECT_TRUE(close(normed(simt), normed(ref), 1e-6, 2 * gamma<float>(D)));
+    EXPECT_TRUE(close(normed(*device), normed(ref), 1e-6, 2 * gamma<float>(D)));
 }
 
-TEST_F(SimtTensors, CarryWithJitter) {
+TEST_F(CudaTensors, CarryWithJitter) {
     const int R = 3, D = 33;
     const auto carried = [&](Context& c) {
         tensor::CarryNoise noise;
@@ -65,17 +72,70 @@ TEST_F(SimtTensors, CarryWithJitter) {
                                      Tensor::from(c, std::vector<int64_t>{-1, 1, -4}, {R}), noise)
             .to_vector<float>();
     };
-    EXPECT_TRUE(close(carried(simt), carried(ref), 1e-6));
+    EXPECT_TRUE(close(carried(*device), carried(ref), 1e-6));
 }
 
-TEST_F(SimtTensors, AnOpWithoutKernelSaysSo) {
-    const Tensor x = random(simt, {4}, 1);
+TEST_F(CudaTensors, Bf16) {
+    const Tensor x =
+        Tensor::from_double(*device, {1, 1 + 0x1p-9, 1 + 0x1p-8 + 0x1p-20, -3}, {4}, DType::bf16);
+    EXPECT_EQ(x.to_double(), (std::vector<double>{1, 1, 1 + 0x1p-7, -3}));
+    const Tensor wide = Tensor::from(*device, std::vector<float>{1, 1 + 0x1p-9f, 5}, {3});
+    EXPECT_EQ(tensor::cast(wide, DType::bf16).to_double(), (std::vector<double>{1, 1, 5}));
+    EXPECT_EQ(tensor::cast(wide, DType::f32).raw(), wide.raw());
+}
+
+// More than the staging memory holds, in both directions.
+TEST_F(CudaTensors, LargeCopies) {
+    std::vector<int32_t> values(40 << 18);
+    std::iota(values.begin(), values.end(), 1);
+    const int64_t n = int64_t(values.size());
+    EXPECT_EQ(Tensor::from(*device, values, {n}).to_vector<int32_t>(), values);
+}
+
+// Memory is reused while the device still works on what was there before.
+TEST_F(CudaTensors, UploadsWaitForTheLastUserOfTheirMemory) {
+    Tensor sum = Tensor::zeros(*device, {1000}, DType::f32);
+    for (int i = 0; i < 100; ++i)
+        tensor::add_accum(sum, Tensor::from(*device, std::vector<float>(1000, float(i)), {1000}));
+    EXPECT_EQ(sum.to_vector<float>(), std::vector<float>(1000, 4950));
+    Tensor again = Tensor::from(*device, std::vector<float>(1000, 1), {1000});
+    for (int i = 0; i < 5; ++i) {  // into memory that the queue uses
+        again.copy_in(std::vector<float>(1000, float(i)).data(), 4000);
+        tensor::add_accum(sum, again);
+    }
+    EXPECT_EQ(sum.to_vector<float>(), std::vector<float>(1000, 4960));
+}
+
+TEST_F(CudaTensors, GraphReplaysOnNewInputs) {
+    Tensor in = Tensor::zeros(*device, {64}, DType::f32),
+           out = Tensor::zeros(*device, {64}, DType::f32);
+    tensor::Graph graph;
+    int ran = 0;
+    for (int i = 1; i <= 5; ++i) {
+        in.copy_in(std::vector<float>(64, float(i)).data(), 64 * sizeof(float));
+        graph.run(*device, [&] {
+            ++ran;
+            const Tensor twice = tensor::add(in, in);
+            tensor::add_accum(out, tensor::add(twice, in));
+        });
+        // Others may use the arena in between.
+        const Tensor noise = tensor::add(in, in);
+        EXPECT_EQ(out.to_vector<float>(), std::vector<float>(64, 3.f * float(i * (i + 1)) / 2))
+            << i;
+    }
+    EXPECT_EQ(ran, 2);
+    EXPECT_TRUE(graph.recorded());
+}
+
+TEST_F(CudaTensors, OutOfMemoryTellsThePlan) {
+    device->arena()->set_plan("everything 3 MiB");
     try {
-        tensor::swiglu_forward(x, x);
+        Tensor::empty(*device, {int64_t(1) << 50}, DType::u8);
         ADD_FAILURE() << "nothing was thrown";
     } catch (const tensor::Error& e) {
-        EXPECT_EQ(e.kind(), tensor::ErrorKind::usage);
-        EXPECT_NE(std::string(e.what()).find("has no CUDA kernel"), std::string::npos) << e.what();
+        EXPECT_EQ(e.kind(), tensor::ErrorKind::environment);
+        for (const char* part : {"out of memory", "everything 3 MiB", "--tokens-per-step"})
+            EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
     }
 }
 

@@ -31,6 +31,23 @@ TEST(Elementwise, Adds) {
     }
 }
 
+// On hosts T = A: a copy.
+TEST(Elementwise, Casts) {
+    const auto x = normal<float>(1601, 1);
+    const auto x64 = normal<double>(37, 2);
+    std::vector<float> y(x.size());
+    std::vector<double> y64(x64.size());
+    for (const auto cast : {ref::cast<float>, cpu::cast<float>}) {
+        std::fill(y.begin(), y.end(), 0.f);
+        ASSERT_TRUE(ok(cast(y.data(), x.data(), int64_t(x.size()), kTwoThreads)));
+        EXPECT_TRUE(same_bits(y, x));
+    }
+    ASSERT_TRUE(ok(ref::cast(y64.data(), x64.data(), int64_t(x64.size()), kOneThread)));
+    EXPECT_TRUE(same_bits(y64, x64));
+    EXPECT_FALSE(ok(cpu::cast(y.data(), x.data(), -1, kOneThread)));
+    EXPECT_FALSE(ok(ref::cast(y.data(), x.data(), -1, kOneThread)));
+}
+
 TEST(Elementwise, ColumnsJoinAndPart) {
     for (const auto& [N, Da, Db] :
          {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {3, 17, 1}, {37, 3, 1601}}) {

@@ -1,5 +1,6 @@
 // A small model and batches for the tests of model/.
 #pragma once
+#include "model/core/decode.h"
 #include "model/core/objective.h"
 #include "tests/compare.h"
 
@@ -52,6 +53,27 @@ inline model::core::Batch random_batch(const std::vector<int32_t>& lengths, int 
     b.targets = random_tokens(n, vocab, seed + 1);
     if (n > 2) b.targets[2] = -1;
     return b;
+}
+
+// States, keys and values of one sequence, on the host; in double, which holds every dtype exactly.
+struct Rows {
+    std::vector<double> hidden, keys, values;
+};
+
+inline Rows rows_of(const model::core::Trace& trace) {
+    Rows out{trace.hidden.to_double(), {}, {}};
+    for (size_t l = 0; l < trace.keys.size(); ++l) {
+        const auto k = trace.keys[l].to_double(), v = trace.values[l].to_double();
+        out.keys.insert(out.keys.end(), k.begin(), k.end());
+        out.values.insert(out.values.end(), v.begin(), v.end());
+    }
+    return out;
+}
+
+inline void expect_same(const Rows& got, const Rows& want) {
+    EXPECT_TRUE(same_bits(got.hidden, want.hidden));
+    EXPECT_TRUE(same_bits(got.keys, want.keys));
+    EXPECT_TRUE(same_bits(got.values, want.values));
 }
 
 }  // namespace fbt::tests

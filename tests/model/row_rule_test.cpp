@@ -12,27 +12,6 @@ using namespace model::core;
 
 constexpr int T = 3 * kernels::kKeyBlock + 9;  // 201
 
-// States, keys and values of one sequence, on the host.
-struct Rows {
-    std::vector<float> hidden, keys, values;
-};
-
-Rows rows_of(const Trace& trace) {
-    Rows out{trace.hidden.to_vector<float>(), {}, {}};
-    for (size_t l = 0; l < trace.keys.size(); ++l) {
-        const auto k = trace.keys[l].to_vector<float>(), v = trace.values[l].to_vector<float>();
-        out.keys.insert(out.keys.end(), k.begin(), k.end());
-        out.values.insert(out.values.end(), v.begin(), v.end());
-    }
-    return out;
-}
-
-void expect_same(const Rows& got, const Rows& want) {
-    EXPECT_TRUE(same_bits(got.hidden, want.hidden));
-    EXPECT_TRUE(same_bits(got.keys, want.keys));
-    EXPECT_TRUE(same_bits(got.values, want.values));
-}
-
 class RowRule : public testing::TestWithParam<int> {
   protected:
     RowRule() : context("cpu", GetParam()), model(context, small_config(), DType::f32) {
@@ -102,7 +81,7 @@ TEST_P(RowRule, ThreadsDoNotMatter) {
     PagedStore::Pages pages;
     store->reserve(pages, T);
     PagedStore::add_span(*spans, pages, 0, T);
-    EXPECT_TRUE(same_bits(advance(same, store, spans, tokens).to_vector<float>(), here.hidden));
+    EXPECT_TRUE(same_bits(advance(same, store, spans, tokens).to_double(), here.hidden));
 }
 
 TEST_P(RowRule, DecodingEqualsPrefillEqualsTraining) {
@@ -114,7 +93,7 @@ TEST_P(RowRule, DecodingEqualsPrefillEqualsTraining) {
     std::copy(tokens.begin(), tokens.end(), batch.tokens.begin() + 3);
     Tape tape(false);
     const Objective training = objective(model, tape, batch, {}, {.keep_states = true});
-    EXPECT_TRUE(same_bits(training.states[0].rows(3, T).to_vector<float>(), decoded.hidden));
+    EXPECT_TRUE(same_bits(training.states[0].rows(3, T).to_double(), decoded.hidden));
 }
 
 // With pass 1's prompt as the prefix, training's second pass fuses response position t with the
@@ -131,8 +110,8 @@ TEST_P(RowRule, TrainingPassesEqualReplayPasses) {
     Replay replay(model, tokens, P, Mode::soft);
     for (int k = 0; k < 4; ++k) {
         replay.next();
-        EXPECT_TRUE(same_bits(training.states[k].rows(0, T).to_vector<float>(),
-                              replay.trace().hidden.to_vector<float>()))
+        EXPECT_TRUE(
+            same_bits(training.states[k].rows(0, T).to_double(), replay.trace().hidden.to_double()))
             << "pass " << k + 1;
     }
 }
@@ -149,8 +128,7 @@ TEST_P(RowRule, FusedPrefillEqualsTheSecondPass) {
         const Objective training = objective(model, tape, batch, plan, {.keep_states = true});
         std::vector<Tensor> states;
         Decoder(model, Mode::fused).prefill({batch.tokens}, &states);
-        EXPECT_TRUE(same_bits(states[0].to_vector<float>(), training.states[1].to_vector<float>()))
-            << P;
+        EXPECT_TRUE(same_bits(states[0].to_double(), training.states[1].to_double())) << P;
     }
 }
 
@@ -166,9 +144,8 @@ TEST_P(RowRule, PrefillDoesNotDependOnGrouping) {
         std::vector<Tensor> alone;
         Decoder one(model, Mode::fused);
         const int id = one.prefill({prompts[i]}, &alone)[0];
-        EXPECT_TRUE(same_bits(together[i].to_vector<float>(), alone[0].to_vector<float>()));
-        EXPECT_TRUE(same_bits(decoder.states({ids[i]}).to_vector<float>(),
-                              one.states({id}).to_vector<float>()));
+        EXPECT_TRUE(same_bits(together[i].to_double(), alone[0].to_double()));
+        EXPECT_TRUE(same_bits(decoder.states({ids[i]}).to_double(), one.states({id}).to_double()));
     }
 }
 
@@ -197,7 +174,7 @@ TEST_P(RowRule, OneWrongBitInTheRecordShows) {
     uint32_t* word = reinterpret_cast<uint32_t*>(states.rows(100, 1).data<float>());
     *word ^= 1u << 16;
     const Trace again = replay_recorded(model, tokens, P, Mode::soft, states);
-    EXPECT_FALSE(same_bits(again.hidden.to_vector<float>(), rollout.hidden.to_vector<float>()));
+    EXPECT_FALSE(same_bits(again.hidden.to_double(), rollout.hidden.to_double()));
 }
 
 TEST_P(RowRule, SoftDecodingDoesNotDependOnTheBatch) {
@@ -209,15 +186,15 @@ TEST_P(RowRule, SoftDecodingDoesNotDependOnTheBatch) {
     std::vector<int> ids = decoder.prefill(prompts);
     ids.push_back(decoder.fork(ids[1]));  // a sample that takes another way
     const int64_t D = model.config().dim;
-    std::vector<float> hidden(alone.hidden.begin(), alone.hidden.begin() + P * D);
+    std::vector<double> hidden(alone.hidden.begin(), alone.hidden.begin() + P * D);
     for (int t = P; t < T; ++t) {
         const Tensor h = decoder.step(ids, {int32_t(t % 23), tokens[t], int32_t(t % 7), 5});
-        const std::vector<float> row = h.rows(1, 1).to_vector<float>();
+        const std::vector<double> row = h.rows(1, 1).to_double();
         hidden.insert(hidden.end(), row.begin(), row.end());
     }
     EXPECT_TRUE(same_bits(hidden, alone.hidden));
     // The fork did not write into the pages it shares.
-    const auto keys = decoder.store().read_keys(decoder.pages(ids[1]), 0, T).to_vector<float>();
+    const auto keys = decoder.store().read_keys(decoder.pages(ids[1]), 0, T).to_double();
     EXPECT_TRUE(same_bits(keys, {alone.keys.begin(), alone.keys.begin() + int64_t(keys.size())}));
 }
 

@@ -129,6 +129,7 @@ Lines violations(const std::string& path, std::string_view text) {
     static const std::regex include(R"re(\s*#\s*include\s*(["<])([^">]+)[">].*)re");
     static const std::regex opens_namespace(R"(\s*(?:inline )?namespace (fbt[\w:]*) \{.*)");
     static const std::regex identifier(R"([A-Za-z_]\w*)");
+    static const std::regex assembly(R"(\b(asm|__asm__)\b)");
     static const std::regex pragma_once(R"(\s*#\s*pragma once\s*)");
 
     Lines out;
@@ -175,6 +176,9 @@ Lines violations(const std::string& path, std::string_view text) {
             else
                 report(number, "opens namespace " + name + "; the folder's is " + own);
         }
+        if (line.find("<<<") != line.npos) report(number, "kernels are launched by launch()");
+        if (path != "kernels/ptx.cuh" && std::regex_search(line, assembly))
+            report(number, "only kernels/ptx.cuh holds assembly");
         if (*room == "apps") continue;
         for (std::sregex_iterator word(line.begin(), line.end(), identifier), end; word != end;
              ++word)
@@ -273,6 +277,7 @@ TEST(RoomsChecker, AcceptsWhatIsAllowed) {
         {"dist/a.cpp", "#include \"tensor/tensor.h\""},
         {"kernels/a.cpp", "#include <dnnl.hpp>"},
         {"kernels/gpu.h", "#include \"tests/simt/emu.h\""},
+        {"kernels/ptx.cuh", "asm volatile(\"bar.sync 0;\");"},
         {"tests/nn/a.cpp", "#include \"apps/commands.h\""},
         {"tests/nn/a.cpp", "std::printf(\"hello\");"},
         {"bench/a.cpp", "#include \"tests/compare.h\""},
@@ -303,6 +308,8 @@ TEST(RoomsChecker, RejectsSeededViolations) {
         {"kernels/rmsnorm.cu", "#include \"tests/simt/emu.h\"", "kernels may not include tests"},
         {"kernels/gpu.h", "#include \"tests/compare.h\"", "kernels may not include tests"},
         {"nn/a.cpp", "#include \"bench/a.h\"", "nn may not include bench"},
+        {"kernels/a.cu", "kernel<<<1, 32>>>(x);", "launched by launch()"},
+        {"kernels/a.cu", "asm(\"bar.sync 0;\");", "only kernels/ptx.cuh holds assembly"},
         {"nn/a.cpp", "#include \"util/a.h\"", "which names no room from the top"},
         {"nn/a.cpp", "#include \"linear.h\"", "which names no room from the top"},
         {"tests/nn/a.cpp", "#include \"compare.h\"", "which names no room from the top"},

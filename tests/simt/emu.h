@@ -82,6 +82,10 @@ T& shared_variable(Tag) {
     return *static_cast<T*>(shared_memory(slot, sizeof(T)));
 }
 
+// Queues a kernel whose every thread calls body().
+cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
+                       std::function<void()> body);
+
 // For what stands in for an instruction that accesses shared or global memory, and reaches it in
 // another way: tells the access counter, if there is one, what the running thread's instruction at
 // `where` accesses, and hides from it what compiled code does while an Uncounted lives.
@@ -125,10 +129,6 @@ bool cp_async_landing(unsigned groups, AsyncCopy& copy);
 // or null.
 void cp_async_forget();
 const Where* cp_async_in_flight();
-
-// Queues a kernel whose every thread calls body().
-cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
-                       std::function<void()> body);
 
 template <class T>
 T shuffle(unsigned mask, T value, int source, const char* op, Where where) {

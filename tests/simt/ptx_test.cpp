@@ -215,7 +215,7 @@ __global__ void copy_wrongly(float* out, const float* in) {
 
 // Bugs: misaligned addresses, a source larger than the copy, an exit with copies in flight.
 TEST_P(Ptx, ImpossibleCopiesAreCaught) {
-    DeviceArray<float> in(8), out(32);
+    DeviceArray<float> in(256), out(256);
     const auto run = [&](void (*kernel)(float*, const float*)) {
         return launch(kernel, {.grid = dim3(1), .block = dim3(32)}, {}, out.data(), in.data());
     };

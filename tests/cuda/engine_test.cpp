@@ -1,0 +1,138 @@
+// The whole engine on a CUDA device: golden files, the row rule, training beside the CPU.
+#include <filesystem>
+#include <optional>
+
+#include "model/core/audit.h"
+#include "model/core/evaluate.h"
+#include "model/core/replay.h"
+#include "model/engine/trainer.h"
+#include "tests/cuda/device.h"
+#include "tests/model/model_test.h"
+
+namespace fbt::tests {
+namespace {
+
+using namespace model::core;
+
+class CudaEngine : public testing::TestWithParam<DType> {
+  protected:
+    void SetUp() override {
+        skip_without_device();
+        if (!IsSkipped()) context.emplace(kDevice);
+    }
+    std::optional<Context> context;
+};
+
+// Every quantity with a bound in this dtype, gradients included; in f32 also rollouts and replays.
+TEST_P(CudaEngine, GoldenFiles) {
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(FBT_SOURCE_DIR "/tests/golden")) {
+        if (entry.path().extension() != ".safetensors") continue;
+        ++files;
+        const Audit a = audit(*context, entry.path(), GetParam());
+        for (const AuditRow& row : a.rows)
+            EXPECT_TRUE(row.ok) << entry.path().filename() << " " << row.quantity << ": "
+                                << row.error << ", bound " << row.bound;
+    }
+    EXPECT_EQ(files, 7);
+}
+
+constexpr int T = 3 * kernels::kKeyBlock + 5;  // beyond three splits; the window starts inside one
+
+// Decoding = prefill = training's forward, by memcmp.
+TEST_P(CudaEngine, DecodingEqualsPrefillEqualsTraining) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    const std::vector<int32_t> tokens = random_tokens(T, model.config().vocab_size, 7);
+    const Rows decoded = rows_of(decode_known(model, tokens, 66, Mode::standard));
+    expect_same(rows_of(decode_known(model, tokens, T, Mode::standard)), decoded);
+
+    Batch batch = random_batch({3, T, 10}, model.config().vocab_size, 9);
+    std::copy(tokens.begin(), tokens.end(), batch.tokens.begin() + 3);
+    Tape tape(false);
+    const Objective training = objective(model, tape, batch, {}, {.keep_states = true});
+    EXPECT_TRUE(same_bits(training.states[0].rows(3, T).to_double(), decoded.hidden));
+}
+
+// One parallel pass from the recorded states is the rollout; one wrong bit among them shows.
+TEST_P(CudaEngine, RecordedStatesRebuildTheRolloutBitForBit) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    const std::vector<int32_t> tokens = random_tokens(T, model.config().vocab_size, 7);
+    for (Mode mode : {Mode::soft, Mode::fused}) {
+        const int P = mode == Mode::soft ? 1 : 64;
+        const Trace rollout = decode_known(model, tokens, P, mode);
+        const Rows want = rows_of(rollout);
+        expect_same(rows_of(replay_recorded(model, tokens, P, mode, rollout.hidden)), want);
+
+        std::vector<double> states = want.hidden;
+        states[100 * model.config().dim] += 1;
+        const Tensor wrong =
+            Tensor::from_double(*context, states, rollout.hidden.shape(), GetParam());
+        EXPECT_FALSE(
+            same_bits(rows_of(replay_recorded(model, tokens, P, mode, wrong)).hidden, want.hidden));
+    }
+}
+
+// Recorded steps (CUDA graphs) of changing batches give what a sequence alone gives.
+TEST_P(CudaEngine, DecodingDoesNotDependOnTheBatch) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    const int P = 20, end = 90;
+    std::vector<int32_t> tokens = random_tokens(end, model.config().vocab_size, 7);
+    const Rows alone = rows_of(decode_known(model, tokens, P, Mode::soft));
+    Decoder decoder(model, Mode::soft);
+    std::vector<int> ids = decoder.prefill(
+        {random_tokens(60, 23, 1), {tokens.begin(), tokens.begin() + P}, random_tokens(1, 23, 2)});
+    const int64_t D = model.config().dim;
+    std::vector<double> hidden(alone.hidden.begin(), alone.hidden.begin() + P * D);
+    for (int t = P; t < end; ++t) {
+        std::vector<int> now = {ids[1]};
+        std::vector<int32_t> next = {tokens[t]};
+        if (t % 3) {
+            now.push_back(ids[0]);
+            next.push_back(int32_t(t % 23));
+        }
+        if (t % 4 == 0) {
+            now.push_back(ids[2]);
+            next.push_back(int32_t(t % 7));
+        }
+        const std::vector<double> row = decoder.step(now, next).rows(0, 1).to_double();
+        hidden.insert(hidden.end(), row.begin(), row.end());
+    }
+    EXPECT_TRUE(same_bits(hidden, alone.hidden));
+}
+
+// Twenty steps with one to three passes beside the CPU in f32. In f32 the two differ by rounding;
+// bf16 rounds every activation to 8 bits, so a loss (a mean over positions) is off by some of 2^-8.
+TEST_P(CudaEngine, TrainingFollowsTheCpu) {
+    const auto losses = [](Context& c, DType dtype) {
+        Config config = small_config();
+        config.vocab_size = 4;
+        config.layers = 2;
+        model::engine::TrainConfig t;
+        t.steps = 20;
+        t.tokens_per_step = 64;
+        t.schedule = PassSchedule::parse("1:1,1:2,1:3");
+        t.warmup = 2;
+        const auto source = model::data::make_task("parity", 16, 1);
+        Model model(c, config, dtype);
+        model::engine::Trainer trainer(model, *source, t, false);
+        std::vector<double> out;
+        while (!trainer.done()) {
+            const auto report = trainer.advance();
+            out.push_back(report.total);
+            out.push_back(report.norm);
+        }
+        return out;
+    };
+    Context cpu("cpu", 1);
+    const std::vector<double> want = losses(cpu, DType::f32), got = losses(*context, GetParam());
+    EXPECT_TRUE(close(got, want, 0, GetParam() == DType::f32 ? 1e-3 : 0.1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngine, testing::Values(DType::f32, DType::bf16),
+                         [](const auto& info) { return tensor::name_of(info.param); });
+
+}  // namespace
+}  // namespace fbt::tests
