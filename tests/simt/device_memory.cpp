@@ -168,7 +168,7 @@ void end_life(void* p) {
     const auto found = r.allocations.find(memory);
     const Allocation a = found->second;
     r.allocations.erase(found);
-    std::memset(memory, 0xff, a.bytes);
+    if (a.lives) std::memset(memory, 0xff, a.bytes);  // a failure may have come before its life
     poison(memory, a.room);
     r.reserved -= a.bytes;
     r.freed[a.room].push_back(memory);

@@ -39,13 +39,6 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 // How much memory the device has; 0 stands for as much as the host.
 void set_memory_limit(size_t bytes);
 
-// Runs `work` on the host in the stream's order, with device memory within its reach: for code that
-// has no kernel here, such as Thrust.
-inline cudaError_t enqueue(cudaStream_t, const std::function<void()>& work) {
-    work();
-    return cudaSuccess;
-}
-
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
     const char* file;

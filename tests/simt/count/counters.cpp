@@ -219,6 +219,7 @@ void compiled_access(const void* memory, size_t bytes, bool write, const void* s
     const int thread = current ? counted_thread() : -1;
     if (thread < 0 || !counted_memory(memory)) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+    if (!write) flush_store();
     if (write && bytes >= kWord) {
         const bool continues = last_store.thread == thread &&
                                address == last_store.address + last_store.bytes &&
@@ -284,10 +285,10 @@ std::string table(const std::vector<Counts>& rows) {
         std::snprintf(line, sizeof line, columns...);
         text += line;
     };
-    add("%-48s %8s %9s %9s %9s %7s %9s %9s\n", "kernel", "launches", "loads", "stores", "sectors",
+    add("%-64s %8s %9s %9s %9s %7s %9s %9s\n", "kernel", "launches", "loads", "stores", "sectors",
         "ratio", "shared", "conflicts");
     for (const Counts& c : rows)
-        add("%-48.48s %8llu %9llu %9llu %9llu %7.3f %9llu %9llu\n", c.kernel.c_str(),
+        add("%-64.64s %8llu %9llu %9llu %9llu %7.3f %9llu %9llu\n", c.kernel.c_str(),
             (unsigned long long)c.launches, (unsigned long long)c.loads,
             (unsigned long long)c.stores, (unsigned long long)c.sectors, c.sector_ratio(),
             (unsigned long long)c.shared_accesses, (unsigned long long)c.extra_wavefronts);
