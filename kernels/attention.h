@@ -17,7 +17,7 @@ inline Status attention_arguments(int H, int G, int C, int window) {
 }
 
 // The first position that position t sees.
-inline int first_visible(int t, int window) {
+FBT_HOST_DEVICE inline int first_visible(int t, int window) {
     return window > 0 && t >= window ? t - window + 1 : 0;
 }
 
@@ -37,11 +37,10 @@ inline int first_visible(int t, int window) {
 //         lse [N,H] A, may be null.
 // Needs   H % G == 0, C even and <= 256, window >= 0.      Alias  none.
 // FLOPs   4*C*H for each visible (row, key) pair.
-FBT_HOST_OP(attention_forward,
-            template <class T, class A = accumulate_t<T>>
-            Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
-                                     const SpanTable& table, int H, int G, int C, int window,
-                                     A scale, Stream s);)
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
+                                const SpanTable& table, int H, int G, int C, int window, A scale,
+                                Stream s);)
 
 // Backward, with p[t,s] = exp(score - lse[t]) and delta[t] = sum_c dout[t,c]*o[t,c]:
 //   dv[s] = sum_t p[t,s]*dout[t]         ds[t,s] = p[t,s]*(dout[t].v[s] - delta[t])
@@ -50,11 +49,10 @@ FBT_HOST_OP(attention_forward,
 // atomics. dk and dv [rows,G,C] A are overwritten at every row that a span's positions
 // [0, first+count) occupy (zeros where nothing attends) and untouched elsewhere; no two spans may
 // share a key row. delta [N,H] A is scratch.
-FBT_HOST_OP(attention_backward,
-            template <class T, class A = accumulate_t<T>>
-            Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
-                                      const T* k, const T* v, const T* o, const A* lse,
-                                      const SpanTable& table, int H, int G, int C, int window,
-                                      A scale, Stream s);)
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
+                                 const T* k, const T* v, const T* o, const A* lse,
+                                 const SpanTable& table, int H, int G, int C, int window, A scale,
+                                 Stream s);)
 
 }  // namespace fbt::kernels

@@ -1,55 +1,73 @@
-// The carried state on the GPU: a thread for four neighbouring columns of a row, because one Philox
-// block is four numbers.
+// The carried state on the GPU: lanes along a row, a pack of neighbouring columns each. One Philox
+// block is four numbers, so a pack's draws need no neighbour.
 #include "kernels/carry.h"
-#include "kernels/gpu.h"
+#include "kernels/vector.cuh"
 
 namespace fbt::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kColumns = 4;  // of a thread
-
-unsigned blocks_for(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
+constexpr int kDraws = 4;  // of a Philox block
 
 // y[r,:] = source(r) + noise[r,:] + half_width*(2*uniform - 1)
-template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
-    carry_forward_columns(T* __restrict__ y, const T* __restrict__ first,
-                          const T* __restrict__ previous, const int64_t* __restrict__ source,
-                          const A* __restrict__ noise, Jitter<A> jitter, int64_t R, int D) {
-    const int64_t groups = (int64_t(D) + kColumns - 1) / kColumns;
-    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, r = i / groups;
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    carry_forward_row(T* __restrict__ y, const T* __restrict__ first,
+                      const T* __restrict__ previous, const int64_t* __restrict__ source,
+                      const float* __restrict__ noise, Jitter<float> jitter, int64_t R, int D,
+                      bool whole) {
+    const int64_t r = block_row();
     if (r >= R) return;
-    const int group = int(i % groups), begin = group * kColumns;
     const int64_t row = source[r];
-    const T* from = row >= 0 ? previous + row * D : first + (-1 - row) * D;
+    const T* const from = row >= 0 ? previous + row * D : first + (-1 - row) * D;
     const bool jittered = jitter.half_width != 0;
-    Philox4 draw{};
-    if (jittered)
-        draw = philox_four(jitter.key, uint64_t(jitter.sequence[r]), uint32_t(jitter.position[r]),
-                           uint32_t(group));
+    const uint64_t sequence = jittered ? uint64_t(jitter.sequence[r]) : 0;
+    const uint32_t position = jittered ? uint32_t(jitter.position[r]) : 0;
+    for (int64_t d = threadIdx.x * kPack<T>; d < D; d += blockDim.x * kPack<T>) {
+        const Pack<T> state = load_pack(from + d, D - d, whole);
+        Floats<T> v;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-        const int d = begin + c;
-        if (d >= D) break;
-        A v = A(from[d]);
-        if (noise) v += noise[r * D + d];
-        if (jittered) v += jitter.half_width * (A(2) * A(uniform_float(draw.v[c])) - A(1));
-        y[r * D + d] = T(v);
+        for (int j = 0; j < kPack<T>; ++j) v.v[j] = state[j];
+        if (noise) {
+            const Floats<T> added = load_floats<T>(noise + r * D + d, D - d, whole);
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j) v.v[j] += added.v[j];
+        }
+        if (jittered) {
+#pragma unroll
+            for (int j = 0; j < kPack<T>; j += kDraws) {
+                const Philox4 draw =
+                    philox_four(jitter.key, sequence, position, uint32_t((d + j) / kDraws));
+#pragma unroll
+                for (int i = 0; i < kDraws; ++i)  // 2u - 1 is exact
+                    v.v[j + i] = std::fma(jitter.half_width, 2.f * uniform_float(draw.v[i]) - 1.f,
+                                          v.v[j + i]);
+            }
+        }
+        Pack<T> out;
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j) out.set(j, T(v.v[j]));
+        store_pack(y + r * D + d, out, D - d, whole);
     }
 }
 
 // d(source row)[:] += dy[r,:]. No two rows share a source, so no two threads share an element.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    carry_backward_accum_element(T* __restrict__ dfirst, T* __restrict__ dprevious,
-                                 const T* __restrict__ dy, const int64_t* __restrict__ source,
-                                 int64_t R, int D) {
-    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, r = i / D, d = i % D;
+__global__ void __launch_bounds__(kRowThreads)
+    carry_backward_accum_row(T* __restrict__ dfirst, T* __restrict__ dprevious,
+                             const T* __restrict__ dy, const int64_t* __restrict__ source,
+                             int64_t R, int D, bool whole) {
+    const int64_t r = block_row();
     if (r >= R) return;
     const int64_t row = source[r];
-    T* to = row >= 0 ? dprevious + row * D : dfirst + (-1 - row) * D;
-    to[d] += dy[i];
+    T* const to = row >= 0 ? dprevious + row * D : dfirst + (-1 - row) * D;
+    for (int64_t d = threadIdx.x * kPack<T>; d < D; d += blockDim.x * kPack<T>) {
+        const Pack<T> before = load_pack(to + d, D - d, whole),
+                      added = load_pack(dy + r * D + d, D - d, whole);
+        Pack<T> sum;
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j) sum.set(j, T(before[j] + added[j]));
+        store_pack(to + d, sum, D - d, whole);
+    }
 }
 
 }  // namespace
@@ -59,10 +77,8 @@ Status carry_forward(T* y, const T* first, const T* previous, const int64_t* sou
                      const Jitter<A>& jitter, int64_t R, int D, Stream s) {
     if (R < 0 || D < 1) return {Code::bad_argument, "carry_forward needs R >= 0, D >= 1"};
     if (R == 0) return {};
-    const int64_t groups = (int64_t(D) + kColumns - 1) / kColumns;
-    return launch(carry_forward_columns<T, A>,
-                  {.grid = dim3(blocks_for(R * groups)), .block = dim3(kThreads)}, s, y, first,
-                  previous, source, noise, jitter, R, D);
+    return launch(carry_forward_row<T>, row_launch(R, ceil_div(D, kPack<T>)), s, y, first, previous,
+                  source, noise, jitter, R, D, whole_packs<T>(D, y, first, previous, noise));
 }
 
 template <class T>
@@ -70,14 +86,15 @@ Status carry_backward_accum(T* dfirst, T* dprevious, const T* dy, const int64_t*
                             int D, Stream s) {
     if (R < 0 || D < 1) return {Code::bad_argument, "carry_backward_accum needs R >= 0, D >= 1"};
     if (R == 0) return {};
-    return launch(carry_backward_accum_element<T>,
-                  {.grid = dim3(blocks_for(R * D)), .block = dim3(kThreads)}, s, dfirst, dprevious,
-                  dy, source, R, D);
+    return launch(carry_backward_accum_row<T>, row_launch(R, ceil_div(D, kPack<T>)), s, dfirst,
+                  dprevious, dy, source, R, D, whole_packs<T>(D, dfirst, dprevious, dy));
 }
 
-template Status carry_forward<float>(float*, const float*, const float*, const int64_t*,
-                                     const float*, const Jitter<float>&, int64_t, int, Stream);
-template Status carry_backward_accum<float>(float*, float*, const float*, const int64_t*, int64_t,
-                                            int, Stream);
+#define FBT_INSTANTIATE(T)                                                                 \
+    template Status carry_forward<T>(T*, const T*, const T*, const int64_t*, const float*, \
+                                     const Jitter<float>&, int64_t, int, Stream);          \
+    template Status carry_backward_accum<T>(T*, T*, const T*, const int64_t*, int64_t, int, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cuda

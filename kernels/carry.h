@@ -22,8 +22,11 @@ struct Jitter {
 //   jitter = half_width * (2*uniform_float(bits) - 1), computed in A.
 // Backward  dprevious / dfirst [that row] += dy[r,:]
 // Shapes  y, dy [R,D] T; first, previous [.,D] T; noise [R,D] A or null (given from outside).
-//         No two r name the same source row. An unused source may be null.
-// Needs   R >= 0, D >= 1.      Alias  none.
+//         An unused source may be null.
+// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float;
+//         computed in A, rounded once.      Errors  bad_argument where R or D is out of range.
+// Needs   R >= 0, D >= 1; no two r name the same source row.      Alias  none.
+// Moves   forward 2*R*D*sizeof(T) bytes, with noise R*D*sizeof(A) more; backward 3*R*D*sizeof(T)
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status carry_forward(T* y, const T* first, const T* previous, const int64_t* source,
                             const A* noise, const Jitter<A>& jitter, int64_t R, int D, Stream s);

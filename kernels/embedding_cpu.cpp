@@ -8,9 +8,10 @@
 
 namespace fbt::kernels::cpu {
 
-// y[n,:] = w[tokens[n],:]
+// y[n,:] = w[tokens[n],:]. T = A here, so nothing is rounded.
 template <class T>
-Status embedding_forward(T* y, const int32_t* tokens, const T* w, int64_t N, int D, Stream s) {
+Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, int64_t N, int D,
+                         Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "embedding_forward needs N >= 0, D >= 1"};
     for_rows(s, N, D, [=](int64_t n) { std::copy_n(w + int64_t(tokens[n]) * D, D, y + n * D); });
     return {};
@@ -20,7 +21,7 @@ Status embedding_forward(T* y, const int32_t* tokens, const T* w, int64_t N, int
 // rows of dw are summed in order, without atomics, whatever the number of threads.
 template <class T, class A>
 Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64_t N, int D, int V,
-                                Stream s) {
+                                int32_t*, Stream s) {
     if (N < 0 || D < 1 || V < 1)
         return {Code::bad_argument, "embedding_backward_accum needs N >= 0 and D, V >= 1"};
     const auto sum = [=](int team, int thread) {
@@ -45,6 +46,6 @@ Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64
 template Status embedding_forward<float>(float*, const int32_t*, const float*, int64_t, int,
                                          Stream);
 template Status embedding_backward_accum<float, float>(float*, const float*, const int32_t*,
-                                                       int64_t, int, int, Stream);
+                                                       int64_t, int, int, int32_t*, Stream);
 
 }  // namespace fbt::kernels::cpu

@@ -1,122 +1,120 @@
-// Matrix products of linear layers on the GPU, in plain f32 arithmetic. A block of 16 x 16 threads
-// computes a tile of outputs, walking the sum in steps whose operands lie in shared memory. Each
-// output is one chain of fused multiply-adds in the order of the sum's index, whatever the tile:
-// small and large M use different tiles and give the same bits.
+// Matrix products of linear layers on the GPU. In bf16 they run on tensor cores (matmul_mma.cu). In
+// f32 they are plain arithmetic: a block of 16 x 16 threads computes a tile of outputs, walking the
+// sum in steps whose operands lie in shared memory. Each output is one chain of fused multiply-adds
+// in the order of the sum's index, whatever the tile: small and large M use different tiles and
+// give the same bits.
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/gpu.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_mma.h"
+#include "kernels/matmul_packed.h"
 
 namespace fbt::kernels::cuda {
 namespace {
 
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
-constexpr int kDepth = 32;                // of a step: a row's 32 floats are one 128-byte line
-constexpr int kColumns = 4;               // a thread's outputs in a row, kSide apart
-constexpr int kTallRows = 4;              // a thread's rows: 4 where there are many,
-constexpr int kShortRows = 1;             // 1 where M <= kSide, as in decoding
-constexpr int kWidth = kSide * kColumns;  // a tile's columns
+constexpr int kDepth = kF32Depth;  // of a step: a row's 32 floats are one 128-byte line
+constexpr int kWidth = kF32Width;  // a tile's columns
+constexpr int kColumns = 4;        // a thread's outputs in a row, neighbours
+constexpr int kTallRows = 4;       // a thread's rows: 4 where there are many,
+constexpr int kShortRows = 1;      // 1 where M <= kSide, as in decoding
+static_assert(kWidth == kSide * kColumns);
+constexpr int64_t kMaxGrid = 0x7fffffff;
 
 __host__ __device__ constexpr int64_t tiles(int64_t size, int64_t tile) {
     return (size + tile - 1) / tile;
 }
 
-// Packed weights are w^T, [K', N'], both sizes rounded up to whole tiles and filled with zeros:
-// forward's loads of it need no bounds, and neighbouring threads read neighbouring columns.
-__host__ __device__ constexpr int64_t padded_columns(int64_t N) {
-    return tiles(N, kWidth) * kWidth;
-}
-__host__ __device__ constexpr int64_t padded_depth(int64_t K) { return tiles(K, kDepth) * kDepth; }
-
 // The operands of one step, both with the sum's index first. a's odd row length lets forward store
 // a transposed tile, and every product read one, without bank conflicts.
-template <class T, int Rows>
+template <int Rows>
 struct Step {
-    T a[kDepth][kSide * Rows + 1];
-    T b[kDepth][kWidth];
+    alignas(16) float b[kDepth][kWidth];
+    float a[kDepth][kSide * Rows + 1];
 };
 
-// Thread (i, j) of the block owns rows i, i + kSide, ... and columns j, j + kSide, ... of the tile.
-template <class T, class A, int Rows>
-__device__ void multiply_step(A (&sum)[Rows][kColumns], const Step<T, Rows>& step) {
+// Thread (i, j) of the block owns rows i, i + kSide, ... and columns 4 j to 4 j + 3 of the tile.
+template <int Rows>
+__device__ void multiply_step(float (&sum)[Rows][kColumns], const Step<Rows>& step) {
     const int i = threadIdx.x / kSide, j = threadIdx.x % kSide;
 #pragma unroll 8  // all 32 at once would spill registers on sm_80
     for (int k = 0; k < kDepth; ++k) {
-        A b[kColumns];
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column) b[column] = step.b[k][j + column * kSide];
+        const float4 b = *reinterpret_cast<const float4*>(&step.b[k][j * kColumns]);
 #pragma unroll
         for (int row = 0; row < Rows; ++row) {
-            const A a = step.a[k][i + row * kSide];
-#pragma unroll
-            for (int column = 0; column < kColumns; ++column)
-                sum[row][column] = std::fma(a, b[column], sum[row][column]);
+            const float a = step.a[k][i + row * kSide];
+            sum[row][0] = std::fma(a, b.x, sum[row][0]);
+            sum[row][1] = std::fma(a, b.y, sum[row][1]);
+            sum[row][2] = std::fma(a, b.z, sum[row][2]);
+            sum[row][3] = std::fma(a, b.w, sum[row][3]);
         }
     }
 }
 
 // y[m,n] = sum_k x[m,k] * packed[k,n]
-template <class T, class A, int Rows>
+template <int Rows>
 __global__ void __launch_bounds__(kThreads)
-    matmul_forward_tile(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ packed,
-                        int64_t M, int64_t N, int64_t K) {
-    using Tile = Step<T, Rows>;
-    SHARED(Tile, step);
-    const int64_t m0 = int64_t(blockIdx.x) * kSide * Rows, n0 = int64_t(blockIdx.y) * kWidth;
-    const int64_t stride = padded_columns(N);
-    A sum[Rows][kColumns] = {};
+    matmul_forward_tile(float* __restrict__ y, const float* __restrict__ x,
+                        const float* __restrict__ packed, int64_t M, int64_t N, int64_t K) {
+    SHARED(Step<Rows>, step);
+    const int64_t row_tiles = tiles(M, kSide * Rows);
+    const int64_t m0 = blockIdx.x % row_tiles * kSide * Rows, n0 = blockIdx.x / row_tiles * kWidth;
+    const int64_t stride = f32_packed_columns(N);
+    float sum[Rows][kColumns] = {};
     for (int64_t k0 = 0; k0 < K; k0 += kDepth) {
         for (int e = threadIdx.x; e < kSide * Rows * kDepth; e += kThreads) {
             const int row = e / kDepth, k = e % kDepth;
             const bool inside = m0 + row < M && k0 + k < K;
-            step.a[k][row] = inside ? x[(m0 + row) * K + k0 + k] : T(0);
+            step.a[k][row] = inside ? x[(m0 + row) * K + k0 + k] : 0.f;
         }
-        for (int e = threadIdx.x; e < kDepth * kWidth; e += kThreads) {
-            const int k = e / kWidth, column = e % kWidth;
-            step.b[k][column] = packed[(k0 + k) * stride + n0 + column];
+        for (int e = threadIdx.x; e < kDepth * kSide; e += kThreads) {
+            const int k = e / kSide, column = e % kSide * 4;
+            *reinterpret_cast<float4*>(&step.b[k][column]) =
+                *reinterpret_cast<const float4*>(packed + (k0 + k) * stride + n0 + column);
         }
         __syncthreads();
-        multiply_step<T, A, Rows>(sum, step);
+        multiply_step(sum, step);
         __syncthreads();  // before the next step overwrites this one
     }
     const int i = threadIdx.x / kSide, j = threadIdx.x % kSide;
     for (int row = 0; row < Rows; ++row)
         for (int column = 0; column < kColumns; ++column) {
-            const int64_t m = m0 + i + row * kSide, n = n0 + j + column * kSide;
-            if (m < M && n < N) y[m * N + n] = T(sum[row][column]);
+            const int64_t m = m0 + i + row * kSide, n = n0 + j * kColumns + column;
+            if (m < M && n < N) y[m * N + n] = sum[row][column];
         }
 }
 
 // dw[n,k] += sum_m dy[m,n] * x[m,k], m in order from 0 to M-1. The chain takes kDepth rows a step.
-template <class T, class A>
 __global__ void __launch_bounds__(kThreads)
-    matmul_dw_accum_tile(A* __restrict__ dw, const T* __restrict__ dy, const T* __restrict__ x,
-                         int64_t M, int64_t N, int64_t K) {
+    matmul_dw_accum_tile(float* __restrict__ dw, const float* __restrict__ dy,
+                         const float* __restrict__ x, int64_t M, int64_t N, int64_t K) {
     constexpr int kHeight = kSide * kTallRows;
-    using Tile = Step<T, kTallRows>;
-    SHARED(Tile, step);
-    const int64_t n0 = int64_t(blockIdx.x) * kHeight, k0 = int64_t(blockIdx.y) * kWidth;
-    A sum[kTallRows][kColumns] = {};
+    SHARED(Step<kTallRows>, step);
+    const int64_t row_tiles = tiles(N, kHeight);
+    const int64_t n0 = blockIdx.x % row_tiles * kHeight, k0 = blockIdx.x / row_tiles * kWidth;
+    float sum[kTallRows][kColumns] = {};
     for (int64_t m0 = 0; m0 < M; m0 += kDepth) {
         for (int e = threadIdx.x; e < kDepth * kHeight; e += kThreads) {
             const int m = e / kHeight, n = e % kHeight;
             const bool inside = m0 + m < M && n0 + n < N;
-            step.a[m][n] = inside ? dy[(m0 + m) * N + n0 + n] : T(0);
+            step.a[m][n] = inside ? dy[(m0 + m) * N + n0 + n] : 0.f;
         }
         for (int e = threadIdx.x; e < kDepth * kWidth; e += kThreads) {
             const int m = e / kWidth, k = e % kWidth;
             const bool inside = m0 + m < M && k0 + k < K;
-            step.b[m][k] = inside ? x[(m0 + m) * K + k0 + k] : T(0);
+            step.b[m][k] = inside ? x[(m0 + m) * K + k0 + k] : 0.f;
         }
         __syncthreads();
-        multiply_step<T, A, kTallRows>(sum, step);
+        multiply_step(sum, step);
         __syncthreads();
     }
     const int i = threadIdx.x / kSide, j = threadIdx.x % kSide;
     for (int row = 0; row < kTallRows; ++row)
         for (int column = 0; column < kColumns; ++column) {
-            const int64_t n = n0 + i + row * kSide, k = k0 + j + column * kSide;
+            const int64_t n = n0 + i + row * kSide, k = k0 + j * kColumns + column;
             if (n < N && k < K) dw[n * K + k] += sum[row][column];
         }
 }
@@ -126,50 +124,69 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kSquare = 32;
 constexpr int kSquareRows = kThreads / kSquare;  // that the block moves at a time
 
-template <class T>
 __global__ void __launch_bounds__(kThreads)
-    matmul_pack_transposing(T* __restrict__ packed, const T* __restrict__ w, int64_t N, int64_t K) {
-    using Square = T[kSquare][kSquare + 1];
+    matmul_pack_transposing(float* __restrict__ packed, const float* __restrict__ w, int64_t N,
+                            int64_t K) {
+    using Square = float[kSquare][kSquare + 1];
     SHARED(Square, square);
-    const int64_t k0 = int64_t(blockIdx.x) * kSquare, n0 = int64_t(blockIdx.y) * kSquare;
+    const int64_t stride = f32_packed_columns(N);
+    const int64_t n0 = blockIdx.x % (stride / kSquare) * kSquare;
+    const int64_t k0 = blockIdx.x / (stride / kSquare) * kSquare;
     const int across = threadIdx.x % kSquare;
     for (int down = threadIdx.x / kSquare; down < kSquare; down += kSquareRows) {
         const bool inside = n0 + down < N && k0 + across < K;
-        square[down][across] = inside ? w[(n0 + down) * K + k0 + across] : T(0);
+        square[down][across] = inside ? w[(n0 + down) * K + k0 + across] : 0.f;
     }
     __syncthreads();
-    const int64_t stride = padded_columns(N);
     for (int down = threadIdx.x / kSquare; down < kSquare; down += kSquareRows)
         packed[(k0 + down) * stride + n0 + across] = square[across][down];
 }
 
 // packed = w for w [K,N], padded
-template <class T>
 __global__ void __launch_bounds__(kThreads)
-    matmul_pack_row(T* __restrict__ packed, const T* __restrict__ w, int64_t N, int64_t K) {
-    const int64_t k = blockIdx.x, stride = padded_columns(N);
+    matmul_pack_row(float* __restrict__ packed, const float* __restrict__ w, int64_t N, int64_t K) {
+    const int64_t k = blockIdx.x, stride = f32_packed_columns(N);
     for (int64_t n = threadIdx.x; n < stride; n += kThreads)
-        packed[k * stride + n] = k < K && n < N ? w[k * N + n] : T(0);
+        packed[k * stride + n] = k < K && n < N ? w[k * N + n] : 0.f;
+}
+
+template <class... P>
+Status launch_blocks(void (*kernel)(P...), int64_t blocks, Stream s,
+                     std::type_identity_t<P>... arguments) {
+    if (blocks > kMaxGrid) return {Code::unsupported, "the product has more tiles than a grid"};
+    return launch(kernel, {.grid = dim3(unsigned(blocks)), .block = dim3(kThreads)}, s,
+                  arguments...);
+}
+
+template <int Rows>
+Status forward_tiles(float* y, const float* x, const float* packed, int64_t M, int64_t N, int64_t K,
+                     Stream s) {
+    return launch_blocks(matmul_forward_tile<Rows>, tiles(M, kSide * Rows) * tiles(N, kWidth), s, y,
+                         x, packed, M, N, K);
 }
 
 }  // namespace
 
 template <class T>
 int64_t matmul_packed_size(int64_t N, int64_t K) {
-    return padded_depth(K) * padded_columns(N);
+    if constexpr (std::is_same_v<T, bf16>)
+        return N * bf16_packed_depth(K);
+    else
+        return f32_packed_depth(K) * f32_packed_columns(N);
 }
 
 template <class T>
 Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bool transposed,
                    Stream s) {
     if (N < 1 || K < 1) return {Code::bad_argument, "matmul_pack needs N, K >= 1"};
-    const unsigned depth = unsigned(padded_depth(K)), columns = unsigned(padded_columns(N));
-    if (transposed)
-        return launch(matmul_pack_row<T>, {.grid = dim3(depth), .block = dim3(kThreads)}, s, packed,
-                      w, N, K);
-    return launch(matmul_pack_transposing<T>,
-                  {.grid = dim3(depth / kSquare, columns / kSquare), .block = dim3(kThreads)}, s,
-                  packed, w, N, K);
+    if constexpr (std::is_same_v<T, bf16>) {
+        return mma_pack(packed, w, N, K, transposed, s);
+    } else {
+        const int64_t depth = f32_packed_depth(K), columns = f32_packed_columns(N);
+        if (transposed) return launch_blocks(matmul_pack_row, depth, s, packed, w, N, K);
+        return launch_blocks(matmul_pack_transposing, depth / kSquare * (columns / kSquare), s,
+                             packed, w, N, K);
+    }
 }
 
 template <class T>
@@ -178,16 +195,12 @@ Status matmul_forward(T* y, const T* x, const T* packed, int64_t M, int64_t N, i
     if (M < 0 || N < 1 || K < 1)
         return {Code::bad_argument, "matmul_forward needs M >= 0 and N, K >= 1"};
     if (M == 0) return {};
-    using A = accumulate_t<T>;
-    const unsigned columns = unsigned(tiles(N, kWidth));
-    if (M <= kSide)
-        return launch(matmul_forward_tile<T, A, kShortRows>,
-                      {.grid = dim3(1, columns), .block = dim3(kThreads)}, s, y, x, packed, M, N,
-                      K);
-    return launch(
-        matmul_forward_tile<T, A, kTallRows>,
-        {.grid = dim3(unsigned(tiles(M, kSide * kTallRows)), columns), .block = dim3(kThreads)}, s,
-        y, x, packed, M, N, K);
+    if constexpr (std::is_same_v<T, bf16>)
+        return mma_forward(y, x, packed, M, N, K, s);
+    else if (M <= kSide)
+        return forward_tiles<kShortRows>(y, x, packed, M, N, K, s);
+    else
+        return forward_tiles<kTallRows>(y, x, packed, M, N, K, s);
 }
 
 template <class T, class A>
@@ -195,16 +208,21 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
     if (M < 0 || N < 1 || K < 1)
         return {Code::bad_argument, "matmul_dw_accum needs M >= 0 and N, K >= 1"};
     if (M == 0) return {};
-    const dim3 grid(unsigned(tiles(N, kSide * kTallRows)), unsigned(tiles(K, kWidth)));
-    return launch(matmul_dw_accum_tile<T, A>, {.grid = grid, .block = dim3(kThreads)}, s, dw, dy, x,
-                  M, N, K);
+    if constexpr (std::is_same_v<T, bf16>)
+        return mma_dw_accum(dw, dy, x, M, N, K, s);
+    else
+        return launch_blocks(matmul_dw_accum_tile, tiles(N, kSide * kTallRows) * tiles(K, kWidth),
+                             s, dw, dy, x, M, N, K);
 }
 
-template int64_t matmul_packed_size<float>(int64_t, int64_t);
-template Status matmul_pack<float>(float*, const float*, int64_t, int64_t, bool, Stream);
-template Status matmul_forward<float>(float*, const float*, const float*, int64_t, int64_t, int64_t,
-                                      Stream);
-template Status matmul_dw_accum<float>(float*, const float*, const float*, int64_t, int64_t,
-                                       int64_t, Stream);
+#define INSTANTIATE(T)                                                                            \
+    template int64_t matmul_packed_size<T>(int64_t, int64_t);                                     \
+    template Status matmul_pack<T>(T*, const float*, int64_t, int64_t, bool, Stream);             \
+    template Status matmul_forward<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
+    template Status matmul_dw_accum<T>(float*, const T*, const T*, int64_t, int64_t, int64_t,     \
+                                       Stream);
+INSTANTIATE(float)
+INSTANTIATE(bf16)
+#undef INSTANTIATE
 
 }  // namespace fbt::kernels::cuda

@@ -98,14 +98,17 @@ __device__ __forceinline__ uint32_t pack_bf16(float lower, float upper) {
 
 // ---- emulated ----
 
-// Each lane loads its own elements, so that sanitizers blame the right thread.
+// Each lane loads its own elements, so that sanitizers blame the right thread. The counter of
+// accesses takes the whole instruction for one.
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, FBT_SIMT_WHERE) {
     const simt::MatrixRows rows = simt::ldmatrix_rows(row, false, where);
+    const simt::Uncounted one_access;
     for (int matrix = 0; matrix < 4; ++matrix)
         r[matrix] = static_cast<const uint32_t*>(rows.row[matrix][0])[simt::lane % 4];
 }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, FBT_SIMT_WHERE) {
     const simt::MatrixRows rows = simt::ldmatrix_rows(row, true, where);
+    const simt::Uncounted one_access;
     for (int matrix = 0; matrix < 4; ++matrix) {
         const uint32_t lower = static_cast<const uint16_t*>(rows.row[matrix][0])[simt::lane / 4];
         const uint32_t upper = static_cast<const uint16_t*>(rows.row[matrix][1])[simt::lane / 4];
@@ -122,6 +125,7 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 // and is read, at the last moment that the wait allows.
 inline void cp_async(const simt::AsyncCopy& copy, simt::Where where) {
     simt::cp_async_issue(copy, where);
+    const simt::Uncounted one_access;
     for (uint32_t i = 0; i < copy.bytes / 4; ++i) static_cast<uint32_t*>(copy.to)[i] = ~0u;
 }
 inline void cp_async_16(void* to, const void* from, uint32_t source_bytes = 16, FBT_SIMT_WHERE) {
@@ -135,6 +139,7 @@ void cp_async_small(void* to, const void* from, uint32_t source_bytes = Bytes, F
 inline void cp_async_commit() { simt::cp_async_commit(); }
 template <int Groups>
 void cp_async_wait() {
+    const simt::Uncounted accesses_of_the_issue;
     for (simt::AsyncCopy copy; simt::cp_async_landing(Groups, copy);)
         for (uint32_t i = 0; i < copy.bytes; ++i)
             static_cast<uint8_t*>(copy.to)[i] =

@@ -13,18 +13,20 @@ namespace fbt::kernels {
 //   dgain[c] += sum_{n,h} dz[c]*x[c]*rstd
 // Shapes  x, y, dx, dy [N,H,C] T; gain [C] A; cos, sin [max position + 1, C/2] A; rstd [N,H] A
 //         (may be null in forward); positions [N]; scratch row_chunks(N)*C elements of A.
-// Needs   N >= 0, H >= 1, C even and <= 256.
+// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float;
+// sums
+//         in A, in one fixed order for each C; dgain over chunks of kRowChunk rows n.
+// Needs   N >= 0, H >= 1, C even and <= 256.      Errors  bad_argument where Needs is not met.
 // Alias   y may be x; dx may be dy.
-FBT_HOST_OP(qk_norm_rope_forward,
-            template <class T, class A = accumulate_t<T>>
-            Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* cos,
-                                        const A* sin, const int32_t* positions, int64_t N, int H,
-                                        int C, A eps, Stream s);)
-FBT_HOST_OP(qk_norm_rope_backward,
-            template <class T, class A = accumulate_t<T>>
-            Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x,
-                                         const A* gain, const A* rstd, const A* cos, const A* sin,
-                                         const int32_t* positions, int64_t N, int H, int C,
-                                         A* scratch, Stream s);)
+// Moves   forward >= 2*N*H*C*sizeof(T) bytes, backward >= 3*N*H*C*sizeof(T)
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* cos,
+                                   const A* sin, const int32_t* positions, int64_t N, int H, int C,
+                                   A eps, Stream s);)
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A* gain,
+                                    const A* rstd, const A* cos, const A* sin,
+                                    const int32_t* positions, int64_t N, int H, int C, A* scratch,
+                                    Stream s);)
 
 }  // namespace fbt::kernels

@@ -1,122 +1,242 @@
-// RMSNorm on the GPU. A block of threads takes a row: thread i adds columns i, i + kThreads, ...,
-// and the threads' sums are added in one fixed tree, so a row's bits depend on that row alone.
-#include <algorithm>
-#include <cmath>
-
-#include "kernels/gpu.h"
+// RMSNorm on the GPU. Narrow rows take a warp each, wide ones a block. A thread takes every
+// kThreads-th pack of its row, adds up its own elements in order, and the threads' sums are added
+// in one fixed tree: a row's bits depend on the row and its width alone. Rows are read once where
+// they fit in registers.
 #include "kernels/rmsnorm.h"
+#include "kernels/row_sums.cuh"
 
 namespace fbt::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // a multiprocessor holds up to 16 such blocks, so 16 rows
-constexpr int kWarps = kThreads / 32;
+constexpr int kNarrowThreads = 32, kWideThreads = 256;  // of a row
+constexpr int kFewPacks = 2, kManyPacks = 8;            // that a thread can hold
+constexpr int kBlockRows = 4;                           // narrow rows side by side in a block
 constexpr int64_t kMaxBlocks = 4096;  // enough to fill any GPU; each block strides over the rows
 
-// The sum of every thread's v, the same bits in all threads: lanes pairwise, then warps in order.
-template <class A>
-__device__ A block_sum(A v) {
-    using Sums = A[kWarps];
-    SHARED(Sums, sums);
-    for (int distance = 16; distance > 0; distance /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, distance);
-    __syncthreads();  // the previous call's sums have been read
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
-    __syncthreads();
-    A total = sums[0];
-    for (int warp = 1; warp < kWarps; ++warp) total += sums[warp];
-    return total;
+// How a row is walked. kHeld packs of a thread stay in registers; with 0 every walk reads the row
+// again. All ways with as many threads give the same bits.
+template <int Threads, int Held, bool Whole>
+struct Walk {
+    static constexpr int kThreads = Threads, kHeld = Held;
+    static constexpr bool kWhole = Whole;  // packs are moved whole
+    static constexpr int kRows = Threads == kNarrowThreads ? kBlockRows : 1;
+    static constexpr int kBlockThreads = Threads * kRows;
+};
+
+// f(k, d) for each pack of the thread: its k-th (0 where none are held), from column d on
+template <class T, class W, class F>
+__device__ void each_pack(int D, F f) {
+    const int packs = (D - 1) / kPack<T> + 1;
+    if constexpr (W::kHeld > 0) {
+#pragma unroll
+        for (int k = 0; k < W::kHeld; ++k) {
+            const int p = k * W::kThreads + int(threadIdx.x);
+            if (p < packs) f(k, p * kPack<T>);
+        }
+    } else {
+#pragma unroll 1  // more spills registers
+        for (int p = threadIdx.x; p < packs; p += W::kThreads) f(0, p * kPack<T>);
+    }
 }
 
-// 1/sqrt(mean_d x[d]^2 + eps)
-template <class T, class A>
-__device__ A row_rstd(const T* x, int D, A eps) {
-    A sum = 0;
-    for (int d = threadIdx.x; d < D; d += kThreads) {
-        const A v = A(x[d]);
-        sum = std::fma(v, v, sum);
+// A thread's packs of one row.
+template <class T, class W>
+class RowPacks {
+  public:
+    __device__ RowPacks(const T* row, int D) : row_(row), D_(D) {
+        if constexpr (W::kHeld > 0) each_pack<T, W>(D, [&](int k, int d) { held_[k] = read(d); });
     }
-    return A(1) / std::sqrt(block_sum(sum) / A(D) + eps);
+    __device__ Pack<T> at(int k, int d) const {
+        if constexpr (W::kHeld > 0)
+            return held_[k];
+        else
+            return read(d);
+    }
+
+  private:
+    __device__ Pack<T> read(int d) const { return load_pack(row_ + d, D_ - d, W::kWhole); }
+    const T* row_;
+    int D_;
+    Pack<T> held_[W::kHeld > 0 ? W::kHeld : 1];
+};
+
+// The sum of v over a row's threads, the same bits in all of them: lanes pairwise, then warps in
+// order.
+template <class W>
+__device__ float row_sum(float v) {
+    v = lanes_sum(v);
+    if constexpr (W::kThreads > 32) {
+        constexpr int kWarps = W::kThreads / 32;
+        using Sums = float[kWarps];
+        SHARED(Sums, sums);
+        __syncthreads();  // the previous call's sums have been read
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = sums[0];
+        for (int warp = 1; warp < kWarps; ++warp) v += sums[warp];
+    }
+    return v;
 }
+
+// 1/sqrt(mean_d x[d]^2 + eps). Elements beyond D are 0. The mean is a product with inv_D = 1/D, and
+// rsqrtf a single instruction: divisions and roots call subroutines, around which registers spill.
+template <class T, class W>
+__device__ float row_rstd(const RowPacks<T, W>& x, int D, float inv_D, float eps) {
+    float sum = 0;
+    each_pack<T, W>(D, [&](int k, int d) {
+        const Pack<T> v = x.at(k, d);
+#pragma unroll
+        for (int j = 0; j < kPack<T>; ++j) sum = std::fma(v[j], v[j], sum);
+    });
+    return rsqrtf(std::fma(row_sum<W>(sum), inv_D, eps));
+}
+
+__device__ inline int64_t row_stride() { return int64_t(gridDim.x) * blockDim.y; }
 
 // y[n,d] = x[n,d] * rstd[n] * gain[d]. y may be x: an element is read for the last time by the
-// thread that then writes it, after the barriers in block_sum.
-template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
-    rmsnorm_forward_block(T* y, A* __restrict__ rstd, const T* x, const A* __restrict__ gain,
-                          int64_t N, int D, A eps) {
-    for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
-        const T* xn = x + n * D;
-        T* yn = y + n * D;
-        const A r = row_rstd(xn, D, eps);
+// thread that then writes it.
+template <class T, class W>
+__global__ void __launch_bounds__(W::kBlockThreads)
+    rmsnorm_forward_row(T* y, float* __restrict__ rstd, const T* x, const float* __restrict__ gain,
+                        int64_t N, int D, float inv_D, float eps) {
+    for (int64_t n = block_row(); n < N; n += row_stride()) {
+        T* const yn = y + n * D;
+        const RowPacks<T, W> xn(x + n * D, D);
+        const float r = row_rstd(xn, D, inv_D, eps);
         if (rstd && threadIdx.x == 0) rstd[n] = r;
-        for (int d = threadIdx.x; d < D; d += kThreads) yn[d] = T(A(xn[d]) * r * gain[d]);
+        each_pack<T, W>(D, [&](int k, int d) {
+            const Pack<T> v = xn.at(k, d);
+            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+            Pack<T> out;
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j) out.set(j, T(v[j] * r * g.v[j]));
+            store_pack(yn + d, out, D - d, W::kWhole);
+        });
     }
 }
 
 // y[n,d] = x[n,d] + alpha * branch[n,d] * rstd[n] * gain[d],  rstd of `branch`
-template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
-    residual_rmsnorm_forward_block(T* y, A* __restrict__ rstd, const T* x, const T* branch,
-                                   const A* __restrict__ gain, A alpha, int64_t N, int D, A eps) {
-    for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
-        const T *xn = x + n * D, *bn = branch + n * D;
-        T* yn = y + n * D;
-        const A r = row_rstd(bn, D, eps);
+template <class T, class W>
+__global__ void __launch_bounds__(W::kBlockThreads)
+    residual_rmsnorm_forward_row(T* y, float* __restrict__ rstd, const T* x, const T* branch,
+                                 const float* __restrict__ gain, float alpha, int64_t N, int D,
+                                 float inv_D, float eps) {
+    for (int64_t n = block_row(); n < N; n += row_stride()) {
+        T* const yn = y + n * D;
+        const RowPacks<T, W> xn(x + n * D, D), bn(branch + n * D, D);
+        const float r = row_rstd(bn, D, inv_D, eps);
         if (rstd && threadIdx.x == 0) rstd[n] = r;
-        for (int d = threadIdx.x; d < D; d += kThreads)
-            yn[d] = T(A(xn[d]) + alpha * (A(bn[d]) * r * gain[d]));
+        each_pack<T, W>(D, [&](int k, int d) {
+            const Pack<T> v = xn.at(k, d), b = bn.at(k, d);
+            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+            Pack<T> out;
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j)
+                out.set(j, T(std::fma(alpha, b[j] * r * g.v[j], v[j])));
+            store_pack(yn + d, out, D - d, W::kWhole);
+        });
     }
 }
 
 // dx = rstd*(g - xhat*mean_d(g*xhat)),  g = scale*dy*gain,  xhat = x*rstd
-template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
-    rmsnorm_backward_block(T* dx, const T* dy, const T* __restrict__ x, const A* __restrict__ gain,
-                           const A* __restrict__ rstd, A scale, int64_t N, int D) {
-    for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
-        const T *dyn = dy + n * D, *xn = x + n * D;
-        T* dxn = dx + n * D;
-        const A r = rstd[n];
-        A sum = 0;
-        for (int d = threadIdx.x; d < D; d += kThreads)
-            sum = std::fma(scale * A(dyn[d]) * gain[d], A(xn[d]) * r, sum);
-        const A mean = block_sum(sum) / A(D);
-        for (int d = threadIdx.x; d < D; d += kThreads) {
-            const A g = scale * A(dyn[d]) * gain[d], xhat = A(xn[d]) * r;
-            dxn[d] = T(r * (g - xhat * mean));
+template <class T, class W>
+__global__ void __launch_bounds__(W::kBlockThreads)
+    rmsnorm_backward_row(T* dx, const T* dy, const T* __restrict__ x,
+                         const float* __restrict__ gain, const float* __restrict__ rstd,
+                         float scale, int64_t N, int D, float inv_D) {
+    for (int64_t n = block_row(); n < N; n += row_stride()) {
+        T* const dxn = dx + n * D;
+        const RowPacks<T, W> dyn(dy + n * D, D), xn(x + n * D, D);
+        const float r = rstd[n];
+        float sum = 0;
+        each_pack<T, W>(D, [&](int k, int d) {
+            const Pack<T> up = dyn.at(k, d), v = xn.at(k, d);
+            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j)
+                sum = std::fma(scale * up[j] * g.v[j], v[j] * r, sum);
+        });
+        const float mean = row_sum<W>(sum) * inv_D;
+        each_pack<T, W>(D, [&](int k, int d) {
+            const Pack<T> up = dyn.at(k, d), v = xn.at(k, d);
+            const Floats<T> g = load_floats<T>(gain + d, D - d, W::kWhole);
+            Pack<T> out;
+#pragma unroll
+            for (int j = 0; j < kPack<T>; ++j)
+                out.set(j, T(r * std::fma(-(v[j] * r), mean, scale * up[j] * g.v[j])));
+            store_pack(dxn + d, out, D - d, W::kWhole);
+        });
+    }
+}
+
+// partial[c,d] = sum of dy[n,d]*x[n,d]*rstd[n] over chunk c's rows. A block takes 32 packs of
+// columns; its warps take the chunk's rows in turn, and their sums are added in order.
+constexpr int kGainWarps = 8;
+
+template <class T, bool Whole>
+__global__ void __launch_bounds__(32 * kGainWarps)
+    rmsnorm_dgain_chunk(float* __restrict__ partial, const T* __restrict__ dy,
+                        const T* __restrict__ x, const float* __restrict__ rstd, int64_t N, int D) {
+    constexpr int kElements = kPack<T>, kColumns = 32 * kElements;
+    using Sums = float[kGainWarps][kElements][32];
+    SHARED(Sums, sums);
+    const int lane = threadIdx.x, warp = threadIdx.y;
+    const int64_t c = blockIdx.x, end = min((c + 1) * kRowChunk, N);
+    for (int64_t d0 = int64_t(blockIdx.y) * kColumns; d0 < D; d0 += int64_t(gridDim.y) * kColumns) {
+        const int64_t d = d0 + lane * kElements, count = D - d;
+        float sum[kElements] = {};
+        constexpr int kGroup = 4;  // rows whose loads are under way together
+        if (count > 0)
+            for (int64_t first = c * kRowChunk + warp; first < end; first += kGroup * kGainWarps) {
+                Pack<T> up[kGroup], v[kGroup];
+                float r[kGroup];
+#pragma unroll
+                for (int g = 0; g < kGroup; ++g) {
+                    const int64_t n = first + g * kGainWarps;
+                    up[g] = v[g] = {};
+                    r[g] = 0;
+                    if (n >= end) continue;
+                    up[g] = load_pack(dy + n * D + d, count, Whole);
+                    v[g] = load_pack(x + n * D + d, count, Whole);
+                    r[g] = rstd[n];
+                }
+#pragma unroll
+                for (int g = 0; g < kGroup; ++g)
+#pragma unroll
+                    for (int j = 0; j < kElements; ++j)
+                        sum[j] = std::fma(up[g][j], v[g][j] * r[g], sum[j]);
+            }
+        __syncthreads();  // the previous columns' sums have been read
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) sums[warp][j][lane] = sum[j];
+        __syncthreads();
+        if (warp < kElements && d0 + lane * kElements + warp < D) {
+            float total = 0;
+            for (int w = 0; w < kGainWarps; ++w) total += sums[w][warp][lane];
+            partial[c * D + d0 + lane * kElements + warp] = total;
         }
     }
 }
 
-// partial[c,d] = sum of dy[n,d]*x[n,d]*rstd[n] over chunk c's rows: a block for kThreads columns of
-// one chunk, so that a warp reads 32 neighbours of one row at a time.
-template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
-    rmsnorm_dgain_chunk(A* __restrict__ partial, const T* __restrict__ dy, const T* __restrict__ x,
-                        const A* __restrict__ rstd, int64_t N, int D) {
-    const int64_t c = blockIdx.x, d = int64_t(blockIdx.y) * kThreads + threadIdx.x;
-    if (d >= D) return;
-    const int64_t end = min((c + 1) * kRowChunk, N);
-    A sum = 0;
-    for (int64_t n = c * kRowChunk; n < end; ++n)
-        sum = std::fma(A(dy[n * D + d]), A(x[n * D + d]) * rstd[n], sum);
-    partial[c * D + d] = sum;
+// Calls run(Walk, shape) with the way to walk rows of D elements of T.
+template <class T, class F>
+Status with_walk(int64_t N, int D, bool whole, F run) {
+    const auto call = [&]<class W>(W) {
+        const int64_t blocks = std::min(ceil_div(N, W::kRows), kMaxBlocks);
+        return run(W{},
+                   Launch{.grid = dim3(unsigned(blocks)), .block = dim3(W::kThreads, W::kRows)});
+    };
+    const int64_t packs = ceil_div(D, kPack<T>);
+    if (packs <= kNarrowThreads * kManyPacks) {
+        if (!whole) return call(Walk<kNarrowThreads, 0, false>{});
+        if (packs <= kNarrowThreads * kFewPacks)
+            return call(Walk<kNarrowThreads, kFewPacks, true>{});
+        return call(Walk<kNarrowThreads, kManyPacks, true>{});
+    }
+    if (!whole) return call(Walk<kWideThreads, 0, false>{});
+    if (packs <= kWideThreads * kManyPacks) return call(Walk<kWideThreads, kManyPacks, true>{});
+    return call(Walk<kWideThreads, 0, true>{});
 }
-
-// dgain[d] += scale * sum_c partial[c,d], in the order of c
-template <class A>
-__global__ void __launch_bounds__(kThreads)
-    rmsnorm_dgain_combine(A* __restrict__ dgain, const A* __restrict__ partial, A scale,
-                          int64_t chunks, int D) {
-    const int64_t d = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    if (d >= D) return;
-    A sum = 0;
-    for (int64_t c = 0; c < chunks; ++c) sum += partial[c * D + d];
-    dgain[d] += scale * sum;
-}
-
-dim3 row_blocks(int64_t N) { return dim3(unsigned(std::min(N, kMaxBlocks))); }
 
 }  // namespace
 
@@ -125,8 +245,10 @@ Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int 
                        Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "rmsnorm_forward needs N >= 0, D >= 1"};
     if (N == 0) return {};
-    return launch(rmsnorm_forward_block<T, A>, {.grid = row_blocks(N), .block = dim3(kThreads)}, s,
-                  y, rstd, x, gain, N, D, eps);
+    return with_walk<T>(N, D, whole_packs<T>(D, y, x, gain), [&](auto walk, const Launch& shape) {
+        return launch(rmsnorm_forward_row<T, decltype(walk)>, shape, s, y, rstd, x, gain, N, D,
+                      1.f / float(D), eps);
+    });
 }
 
 template <class T, class A>
@@ -135,9 +257,11 @@ Status residual_rmsnorm_forward(T* y, A* rstd, const T* x, const T* branch, cons
     if (N < 0 || D < 1)
         return {Code::bad_argument, "residual_rmsnorm_forward needs N >= 0, D >= 1"};
     if (N == 0) return {};
-    return launch(residual_rmsnorm_forward_block<T, A>,
-                  {.grid = row_blocks(N), .block = dim3(kThreads)}, s, y, rstd, x, branch, gain,
-                  alpha, N, D, eps);
+    return with_walk<T>(
+        N, D, whole_packs<T>(D, y, x, branch, gain), [&](auto walk, const Launch& shape) {
+            return launch(residual_rmsnorm_forward_row<T, decltype(walk)>, shape, s, y, rstd, x,
+                          branch, gain, alpha, N, D, 1.f / float(D), eps);
+        });
 }
 
 template <class T, class A>
@@ -145,25 +269,31 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
                         const A* rstd, A scale, int64_t N, int D, A* scratch, Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "rmsnorm_backward needs N >= 0, D >= 1"};
     if (N == 0) return {};
-    const int64_t chunks = row_chunks(N);
-    const unsigned columns = unsigned((int64_t(D) + kThreads - 1) / kThreads);
     // dgain first: it reads dy, which dx may overwrite.
-    Status status = launch(rmsnorm_dgain_chunk<T, A>,
-                           {.grid = dim3(unsigned(chunks), columns), .block = dim3(kThreads)}, s,
-                           scratch, dy, x, rstd, N, D);
+    const int64_t chunks = row_chunks(N), slices = ceil_div(D, 32 * kPack<T>);
+    const dim3 grid(unsigned(chunks), unsigned(std::min<int64_t>(slices, 65535)));
+    Status status = with_whole(whole_packs<T>(D, dy, x), [&](auto whole) {
+        return launch(rmsnorm_dgain_chunk<T, decltype(whole)::value>,
+                      {.grid = grid, .block = dim3(32, kGainWarps)}, s, scratch, dy, x, rstd, N, D);
+    });
     if (!status.ok()) return status;
-    status = launch(rmsnorm_dgain_combine<A>, {.grid = dim3(columns), .block = dim3(kThreads)}, s,
-                    dgain_accum, scratch, scale, chunks, D);
+    status = add_chunks(dgain_accum, scratch, scale, chunks, D, s);
     if (!status.ok()) return status;
-    return launch(rmsnorm_backward_block<T, A>, {.grid = row_blocks(N), .block = dim3(kThreads)}, s,
-                  dx, dy, x, gain, rstd, scale, N, D);
+    return with_walk<T>(N, D, whole_packs<T>(D, dx, dy, x, gain),
+                        [&](auto walk, const Launch& shape) {
+                            return launch(rmsnorm_backward_row<T, decltype(walk)>, shape, s, dx, dy,
+                                          x, gain, rstd, scale, N, D, 1.f / float(D));
+                        });
 }
 
-template Status rmsnorm_forward<float>(float*, float*, const float*, const float*, int64_t, int,
-                                       float, Stream);
-template Status residual_rmsnorm_forward<float>(float*, float*, const float*, const float*,
-                                                const float*, float, int64_t, int, float, Stream);
-template Status rmsnorm_backward<float>(float*, float*, const float*, const float*, const float*,
+#define FBT_INSTANTIATE(T)                                                                      \
+    template Status rmsnorm_forward<T>(T*, float*, const T*, const float*, int64_t, int, float, \
+                                       Stream);                                                 \
+    template Status residual_rmsnorm_forward<T>(T*, float*, const T*, const T*, const float*,   \
+                                                float, int64_t, int, float, Stream);            \
+    template Status rmsnorm_backward<T>(T*, float*, const T*, const T*, const float*,           \
                                         const float*, float, int64_t, int, float*, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cuda

@@ -1,7 +1,9 @@
 // Rows in pieces of 16 bytes, the widest access a thread has. A kernel gives every thread the same
 // elements whether a piece is moved at once or element by element, so alignment changes no bit.
 #pragma once
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/gpu.h"
@@ -86,6 +88,8 @@ __device__ inline void store_floats(float* to, const Floats<T>& floats, int64_t 
     }
 }
 
+__device__ inline float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // On the host: may every row of `width` elements of T be moved in whole packs? A null pointer
@@ -97,6 +101,13 @@ bool aligned16(const P*... pointers) {
 template <class T, class... P>
 bool whole_packs(int64_t width, const P*... pointers) {
     return width % kPack<T> == 0 && aligned16(pointers...);
+}
+
+// Calls run with `whole` as a type: where a loop has several loads under way, no branch may stand
+// between them.
+template <class F>
+Status with_whole(bool whole, F run) {
+    return whole ? run(std::true_type{}) : run(std::false_type{});
 }
 
 // Calls move<Piece>(elements of T in a piece) with the type in which rows can be copied: a Pack

@@ -171,8 +171,9 @@ void embedding_backward_accum(Tensor& dw, const Tensor& dy, const Tensor& tokens
     const int64_t N = tokens.numel(), V = dw.dim(0), D = dw.dim(1);
     expect("embedding_backward_accum", "dy", dy, {N, D}, dy.dtype());
     expect("embedding_backward_accum", "dw", dw, {V, D}, accumulate_dtype(dy.dtype()));
+    Tensor scratch = Tensor::empty(dy.context(), {2 * N}, DType::i32);
     FBT_DISPATCH(dy, embedding_backward_accum, dw.data<A>(), dy.data<T>(), tokens.data<int32_t>(),
-                 N, int(D), int(V), s);
+                 N, int(D), int(V), scratch.data<int32_t>(), s);
 }
 
 // ------------------------------------------------------------------------------------ rmsnorm

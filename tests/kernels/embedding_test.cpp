@@ -43,11 +43,11 @@ TEST(Embedding, BackwardSumsInOrder) {
         const auto tokens = some_tokens(N, V);
         std::vector<float> dw[3] = {before, before, before};
         ASSERT_TRUE(ok(ref::embedding_backward_accum(dw[0].data(), dy.data(), tokens.data(), N, D,
-                                                     V, kOneThread)));
+                                                     V, nullptr, kOneThread)));
         ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[1].data(), dy.data(), tokens.data(), N, D,
-                                                     V, kOneThread)));
+                                                     V, nullptr, kOneThread)));
         ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[2].data(), dy.data(), tokens.data(), N, D,
-                                                     V, kTwoThreads)));
+                                                     V, nullptr, kTwoThreads)));
         EXPECT_TRUE(same_bits(dw[1], dw[0]));
         EXPECT_TRUE(same_bits(dw[2], dw[0]));
 
@@ -56,7 +56,7 @@ TEST(Embedding, BackwardSumsInOrder) {
         ASSERT_TRUE(
             ok(ref::embedding_forward(y.data(), tokens.data(), w64.data(), N, D, kOneThread)));
         ASSERT_TRUE(ok(ref::embedding_backward_accum(sums.data(), dy64.data(), tokens.data(), N, D,
-                                                     V, kOneThread)));
+                                                     V, nullptr, kOneThread)));
         EXPECT_NEAR(sum_products(dy64, y), sum_products(sums, w64),
                     2 * sum_abs_products(dy64, y) * gamma<double>(double(N * D + N)));
         std::vector<double> want(size);
@@ -72,8 +72,8 @@ TEST(Embedding, RefusesBadSizes) {
     const int32_t t = 0;
     EXPECT_FALSE(ok(cpu::embedding_forward(&v, &t, &v, 1, 0, kOneThread)));
     EXPECT_FALSE(ok(ref::embedding_forward(&v, &t, &v, -1, 1, kOneThread)));
-    EXPECT_FALSE(ok(cpu::embedding_backward_accum(&v, &v, &t, 1, 1, 0, kOneThread)));
-    EXPECT_TRUE(ok(cpu::embedding_backward_accum(&v, &v, &t, 0, 1, 1, kOneThread)));
+    EXPECT_FALSE(ok(cpu::embedding_backward_accum(&v, &v, &t, 1, 1, 0, nullptr, kOneThread)));
+    EXPECT_TRUE(ok(cpu::embedding_backward_accum(&v, &v, &t, 0, 1, 1, nullptr, kOneThread)));
 }
 
 }  // namespace

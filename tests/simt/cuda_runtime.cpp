@@ -375,9 +375,9 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     return call([&] {
         if (bytes == 0) return cudaSuccess;
         if (const cudaError_t error = check_kind(to, from, kind)) return error;
-        if (const cudaError_t error = submit(nullptr, [=] { return copy(to, from, bytes); }))
-            return error;
+        if (const cudaError_t error = check_stream(nullptr)) return error;
         if (const cudaError_t error = check_no_capture()) return error;
+        (void)submit(nullptr, [=] { return copy(to, from, bytes); });
         return run_stream(nullptr);
     });
 }
@@ -491,6 +491,17 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
         if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0)
             return cudaErrorInvalidValue;
         return allow_dynamic_shared(kernel, size_t(value));
+    });
+}
+
+// What does not depend on the compiler.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    return call([&] {
+        *attributes = cudaFuncAttributes{};
+        attributes->maxThreadsPerBlock = 1024;
+        attributes->binaryVersion = attributes->ptxVersion = 90;
+        attributes->maxDynamicSharedSizeBytes = int(dynamic_shared_limit(kernel));
+        return cudaSuccess;
     });
 }
 

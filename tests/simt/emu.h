@@ -39,6 +39,13 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 // How much memory the device has; 0 stands for as much as the host.
 void set_memory_limit(size_t bytes);
 
+// Runs `work` on the host in the stream's order, with device memory within its reach: for code that
+// has no kernel here, such as Thrust.
+inline cudaError_t enqueue(cudaStream_t, const std::function<void()>& work) {
+    work();
+    return cudaSuccess;
+}
+
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
     const char* file;
@@ -86,6 +93,15 @@ T& shared_variable(Tag) {
 cudaError_t queue_grid(const void* kernel, const cudaLaunchConfig_t& config,
                        std::function<void()> body);
 
+// For what stands in for an instruction that accesses shared or global memory, and reaches it in
+// another way: tells the access counter, if there is one, what the running thread's instruction at
+// `where` accesses, and hides from it what compiled code does while an Uncounted lives.
+void count_access(const void* memory, size_t bytes, bool write, Where where);
+struct Uncounted {
+    Uncounted();
+    ~Uncounted();
+};
+
 // ---- what kernels/ptx.cuh is emulated with ----
 
 // Ends the launch with an error in the running thread.
@@ -105,9 +121,9 @@ MatrixRows ldmatrix_rows(const void* row, bool transposed, Where where);
 // d += a b. Products are exact; for each element of d they are added in f32, k = 0 to 15 in turn.
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where);
 
-// Asynchronous copies of the running thread. An issued copy is queued, and belongs to the group that
-// the next commit closes. `cp_async_landing` takes the next copy off the queue that a wait which
-// leaves `groups` groups in flight has to land, and is false when there is none.
+// Asynchronous copies of the running thread. An issued copy is queued, and belongs to the group
+// that the next commit closes. `cp_async_landing` takes the next copy off the queue that a wait
+// which leaves `groups` groups in flight has to land, and is false when there is none.
 struct AsyncCopy {
     void* to;
     const void* from;

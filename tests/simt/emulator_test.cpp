@@ -8,6 +8,7 @@
 #include "kernels/gpu.h"
 #include "tests/compare.h"
 #include "tests/cuda/device.h"
+#include "tests/simt/failure.h"
 
 namespace fbt::tests {
 namespace {
@@ -19,28 +20,13 @@ using simt::Order;
 
 constexpr unsigned kAll = 0xffffffffu;
 
-// What goes wrong with a launch, at once or when it runs; empty if nothing does.
-std::string failure_of(Status launched) {
-    if (!launched.ok()) return launched.message;
-    const cudaError_t error = cudaDeviceSynchronize();
-    if (error == cudaSuccess) return "";
-    const std::string text = cudaGetErrorString(error);
-    simt::clear_failure();
-    return text;
-}
-testing::AssertionResult fails_with(const std::string& failure, const std::string& text) {
-    if (failure.find(text) != std::string::npos) return testing::AssertionSuccess();
-    return testing::AssertionFailure()
-           << (failure.empty() ? "nothing failed" : "the message is: " + failure);
-}
-
 // Runs `kernel(int* out)` over blocks of 128 threads and returns out, one int a thread.
 std::vector<int> outputs(void (*kernel)(int*), unsigned blocks = 1) {
     DeviceArray<int> out(std::vector<int>(blocks * 128, -1));
     EXPECT_TRUE(ok(launch(kernel, {.grid = dim3(blocks), .block = dim3(128)}, {}, out.data())));
     return out.host();
 }
-std::string failure_of(void (*kernel)(int*)) {
+std::string failure_in(void (*kernel)(int*)) {
     DeviceArray<int> out(128);
     return failure_of(launch(kernel, {.grid = dim3(1), .block = dim3(128)}, {}, out.data()));
 }
@@ -313,7 +299,7 @@ __global__ void divergent_barrier(int* out) {
     out[threadIdx.x] = 0;
 }
 TEST_P(SeededBug, DivergentBarrier) {
-    EXPECT_TRUE(fails_with(failure_of(divergent_barrier), "divergent __syncthreads"));
+    EXPECT_TRUE(fails_with(failure_in(divergent_barrier), "divergent __syncthreads"));
 }
 
 __global__ void barrier_of_some(int* out) {
@@ -321,7 +307,7 @@ __global__ void barrier_of_some(int* out) {
     out[threadIdx.x] = 0;
 }
 TEST_P(SeededBug, BarrierThatSomeThreadsSkip) {
-    EXPECT_TRUE(fails_with(failure_of(barrier_of_some), "exited"));
+    EXPECT_TRUE(fails_with(failure_in(barrier_of_some), "exited"));
 }
 
 __global__ void barrier_in_a_loop(int* out) {
@@ -329,14 +315,14 @@ __global__ void barrier_in_a_loop(int* out) {
     out[threadIdx.x] = 0;
 }
 TEST_P(SeededBug, BarrierPassedUnequallyOften) {
-    EXPECT_TRUE(fails_with(failure_of(barrier_in_a_loop), "exited"));
+    EXPECT_TRUE(fails_with(failure_in(barrier_in_a_loop), "exited"));
 }
 
 __global__ void lane_absent(int* out) {
     if (threadIdx.x % 32 != 5) out[threadIdx.x] = __shfl_xor_sync(kAll, int(threadIdx.x), 1);
 }
 TEST_P(SeededBug, LaneAbsentFromAFullMaskShuffle) {
-    EXPECT_TRUE(fails_with(failure_of(lane_absent), "exited"));
+    EXPECT_TRUE(fails_with(failure_in(lane_absent), "exited"));
 }
 
 __global__ void half_a_warp_at_the_barrier(int* out) {
@@ -346,7 +332,7 @@ __global__ void half_a_warp_at_the_barrier(int* out) {
         out[threadIdx.x] = __shfl_xor_sync(kAll, int(threadIdx.x), 1);
 }
 TEST_P(SeededBug, HalfAWarpAtABarrier) {
-    EXPECT_TRUE(fails_with(failure_of(half_a_warp_at_the_barrier), "deadlock"));
+    EXPECT_TRUE(fails_with(failure_in(half_a_warp_at_the_barrier), "deadlock"));
 }
 
 __global__ void divergent_shuffle(int* out) {
@@ -356,7 +342,7 @@ __global__ void divergent_shuffle(int* out) {
         out[threadIdx.x] = __shfl_xor_sync(kAll, 2, 1);
 }
 TEST_P(SeededBug, DivergentShuffle) {
-    EXPECT_TRUE(fails_with(failure_of(divergent_shuffle), "divergent __shfl_xor_sync"));
+    EXPECT_TRUE(fails_with(failure_in(divergent_shuffle), "divergent __shfl_xor_sync"));
 }
 
 __global__ void unequal_masks(int* out) {
@@ -365,19 +351,19 @@ __global__ void unequal_masks(int* out) {
 }
 TEST_P(SeededBug, LanesDisagreeAboutTheMask) {
     // Even lanes may finish among themselves before an odd lane arrives and misses them.
-    EXPECT_NE(failure_of(unequal_masks), "");
+    EXPECT_NE(failure_in(unequal_masks), "");
 }
 
 __global__ void reads_outside_the_mask(int* out) {
     if (threadIdx.x % 32 < 16) out[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 20);
 }
 TEST_P(SeededBug, ShuffleReadsALaneOutsideItsMask) {
-    EXPECT_TRUE(fails_with(failure_of(reads_outside_the_mask), "reads lane 20"));
+    EXPECT_TRUE(fails_with(failure_in(reads_outside_the_mask), "reads lane 20"));
 }
 
 __global__ void not_in_the_mask(int* out) { out[threadIdx.x] = int(__ballot_sync(0x0000ffffu, 1)); }
 TEST_P(SeededBug, LaneNotInItsOwnMask) {
-    EXPECT_TRUE(fails_with(failure_of(not_in_the_mask), "the own lane is not in mask"));
+    EXPECT_TRUE(fails_with(failure_in(not_in_the_mask), "the own lane is not in mask"));
 }
 
 using Quarter = unsigned char[114 * 1024];
@@ -388,13 +374,13 @@ __global__ void too_much_shared(int* out) {
     out[threadIdx.x] = a[0] + b[0];
 }
 TEST_P(SeededBug, TooMuchSharedMemory) {
-    EXPECT_TRUE(fails_with(failure_of(too_much_shared), "shared memory"));
+    EXPECT_TRUE(fails_with(failure_in(too_much_shared), "shared memory"));
 }
 
 // The message names the line, and the next launch is a fresh start.
 TEST_P(SeededBug, IsReportedWithItsPlaceAndLeavesNothingBehind) {
-    EXPECT_TRUE(fails_with(failure_of(divergent_barrier), "emulator_test.cpp:"));
-    EXPECT_TRUE(fails_with(failure_of(divergent_barrier), "block (0,0,0) thread ("));
+    EXPECT_TRUE(fails_with(failure_in(divergent_barrier), "emulator_test.cpp:"));
+    EXPECT_TRUE(fails_with(failure_in(divergent_barrier), "block (0,0,0) thread ("));
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     const auto out = outputs(rotate);
     for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], int(i % 128 + 5) % 128);

@@ -90,6 +90,7 @@ Queue& my_queue() {
 MatrixRows ldmatrix_rows(const void* row, bool transposed, Where where) {
     if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
         fail_launch("ldmatrix: the row is not aligned to 16 bytes", where);
+    count_access(row, 16, false, where);
     MatrixRequest request{row, transposed, {}};
     meet_warp(&request, give_rows, transposed ? "ldmatrix.trans" : "ldmatrix", where);
     return request.result;
@@ -107,6 +108,8 @@ void cp_async_issue(const AsyncCopy& copy, Where where) {
         fail_launch("cp.async: the source is not aligned to the copy's size", where);
     if (copy.source_bytes > copy.bytes)
         fail_launch("cp.async: more source bytes than the copy has", where);
+    if (copy.source_bytes > 0) count_access(copy.from, copy.source_bytes, false, where);
+    count_access(copy.to, copy.bytes, true, where);
     Queue& queue = my_queue();
     if (queue.count == kMaxCopies)
         fail_launch("cp.async: the emulator holds 512 copies of a thread in flight", where);

@@ -79,7 +79,8 @@ size_t arena_used;
 size_t shared_used;  // red zones not counted
 void* dynamic_shared;
 
-const void* running_kernel;
+const Observer* observer;
+bool uncounted;
 void (*kernel_body)(const void*);
 const void* kernel_arguments;
 
@@ -373,6 +374,9 @@ void run_block(dim3 grid, dim3 block, uint64_t index, size_t dynamic_bytes) {
     order_release(&launch_token);
     set_running(take_ready());
     fiber_switch(host, running->fiber);
+    running = nullptr;
+    uncounted = false;
+    if (observer) observer->block_ends();
     if (!aborted && finished_count != thread_count) {
         report_deadlock();
         aborted = true;
@@ -491,16 +495,32 @@ cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
     return cudaSuccess;
 }
 
+void set_observer(const Observer* o) { observer = o; }
+
+int counted_thread() { return running && !uncounted ? int(running - threads) : -1; }
+
+bool is_shared_memory(const void* p) { return p >= arena && p < arena + kArenaBytes; }
+
+void count_access(const void* memory, size_t bytes, bool write, Where where) {
+    if (observer && running)
+        observer->access(unsigned(running - threads), memory, bytes, write,
+                         reinterpret_cast<const void*>(uintptr_t(where.file) + where.line));
+}
+
+Uncounted::Uncounted() { uncounted = true; }
+Uncounted::~Uncounted() { uncounted = false; }
+
+size_t dynamic_shared_limit(const void* kernel) {
+    const auto limit = dynamic_shared_limits().find(kernel);
+    return limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second;
+}
+
 cudaError_t check_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes) {
     const uint64_t count = uint64_t(block.x) * block.y * block.z;
     if (count == 0 || count > kMaxThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
         grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
         return cudaErrorInvalidConfiguration;
-    const auto limit = dynamic_shared_limits().find(kernel);
-    if (dynamic_bytes >
-        (limit == dynamic_shared_limits().end() ? kPlainSharedBytes : limit->second))
-        return cudaErrorInvalidValue;
-    return cudaSuccess;
+    return dynamic_bytes <= dynamic_shared_limit(kernel) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_bytes,
@@ -509,7 +529,7 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_b
 #if FBT_SIMT_TSAN
     host.tsan_fiber = __tsan_get_current_fiber();
 #endif
-    running_kernel = kernel;
+    if (observer) observer->grid_begins(kernel);
     schedule = order;
     thread_count = block.x * block.y * block.z;
     kernel_body = body;

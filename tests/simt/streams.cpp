@@ -292,10 +292,14 @@ bool all_joined(const Capture& capture) {
 cudaError_t call(const std::function<cudaError_t()>& body) { return guarded(body, false); }
 cudaError_t freeing_call(const std::function<cudaError_t()>& body) { return guarded(body, true); }
 
+cudaError_t check_stream(cudaStream_t handle) {
+    const Stream* stream = find(handle);
+    return stream ? check_usable(*stream) : cudaErrorInvalidResourceHandle;
+}
+
 cudaError_t submit(cudaStream_t handle, Task task) {
+    if (const cudaError_t error = check_stream(handle)) return error;
     Stream* stream = find(handle);
-    if (!stream) return cudaErrorInvalidResourceHandle;
-    if (const cudaError_t error = check_usable(*stream)) return error;
     auto shared = std::make_shared<const Task>(std::move(task));
     if (stream->capture)
         record(*stream, std::move(shared));

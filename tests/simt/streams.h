@@ -19,6 +19,8 @@ cudaError_t freeing_call(const std::function<cudaError_t()>& body);
 
 // The functions below need the lock.
 
+// Whether the stream takes work.
+cudaError_t check_stream(cudaStream_t stream);
 // Puts `task` behind what is queued in the stream, or into the graph that the stream captures.
 cudaError_t submit(cudaStream_t stream, Task task);
 // Whether a stream is capturing; such a stream does not run what it is given.
