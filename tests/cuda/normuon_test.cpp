@@ -199,7 +199,7 @@ TEST_P(NorMuonKernel, NothingToDoAndBadSizes) {
     for (const int64_t n : {0, -1}) {
         const auto code = n ? bad : kernels::Code::ok;
         EXPECT_EQ(cuda::normuon_momentum(x.data(), x.data(), n, 0.9, 1, {}).code, code);
-        EXPECT_EQ(cuda::axpby<float>(x.data(), 1, x.data(), 1, n, {}).code, code);
+        EXPECT_EQ(cuda::axpby<float>(x.data(), 1.f, x.data(), 1.f, n, {}).code, code);
         EXPECT_EQ(cuda::frobenius_normalize<float>(x.data(), x.data(), sum.data(), n, {}).code,
                   code);
         EXPECT_EQ(cuda::transpose<float>(x.data(), x.data(), n, 1, {}).code, code);
