@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kStep = 16;  // logits between two looks at the maximum: 32 or 64 bytes in flight
-constexpr int64_t kMaxBlocks = 4096;  // enough to fill any GPU; each block strides over the rows
+constexpr int64_t kMaxBlocks = 1024;  // enough to fill any GPU; each block strides over the rows
 
 dim3 row_blocks(int64_t N) { return dim3(unsigned(std::min(N, kMaxBlocks))); }
 

@@ -411,6 +411,48 @@ void adamw_step(Tensor& w, Tensor& m, Tensor& v, const Tensor& grad, const kerne
                       w.numel(), h, s);
 }
 
+void normuon_momentum(Tensor& m, const Tensor& grad, double beta1, double grad_scale) {
+    expect("normuon_momentum", "grad", grad, m.shape(), m.dtype());
+    FBT_DISPATCH_WIDE(m, normuon_momentum, m.data<T>(), grad.data<T>(), m.numel(), beta1,
+                      grad_scale, s);
+}
+
+void normuon_step(Tensor& w, Tensor& v, const Tensor& o, const kernels::NorMuonStep& h) {
+    expect_rank("normuon_step", "o", o, 2);
+    const int64_t N = o.dim(0), K = o.dim(1);
+    const DType a = accumulate_dtype(o.dtype());
+    expect("normuon_step", "w", w, {N, K}, a);
+    expect("normuon_step", "v", v, {N}, a);
+    Tensor scratch = Tensor::empty(o.context(), {N + 1}, a);
+    FBT_DISPATCH(o, normuon_step, w.data<A>(), v.data<A>(), o.data<T>(), N, K, h, scratch.data<A>(),
+                 s);
+}
+
+Tensor frobenius_normalize(const Tensor& x, DType dtype) {
+    expect("frobenius_normalize", "x", x, x.shape(), accumulate_dtype(dtype));
+    const int64_t chunks = (x.numel() + kernels::kSquareSumChunk - 1) / kernels::kSquareSumChunk;
+    Tensor sum = Tensor::empty(x.context(), {1}, DType::f64);
+    Tensor scratch = Tensor::empty(x.context(), {chunks}, DType::f64);
+    FBT_DISPATCH_WIDE(x, square_sum, sum.data<double>(), x.data<T>(), x.numel(),
+                      scratch.data<double>(), s);
+    Tensor y = Tensor::empty(x.context(), x.shape(), dtype);
+    FBT_DISPATCH(y, frobenius_normalize, y.data<T>(), x.data<A>(), sum.data<double>(), x.numel(),
+                 s);
+    return y;
+}
+
+void axpby(Tensor& y, double alpha, const Tensor& x, double beta) {
+    expect("axpby", "x", x, y.shape(), y.dtype());
+    FBT_DISPATCH(y, axpby, y.data<T>(), A(alpha), x.data<T>(), A(beta), y.numel(), s);
+}
+
+Tensor transpose(const Tensor& x) {
+    expect_rank("transpose", "x", x, 2);
+    Tensor y = Tensor::empty(x.context(), {x.dim(1), x.dim(0)}, x.dtype());
+    FBT_DISPATCH(x, transpose, y.data<T>(), x.data<T>(), x.dim(0), x.dim(1), s);
+    return y;
+}
+
 std::vector<double> square_sums(const std::vector<Tensor>& tensors) {
     if (tensors.empty()) return {};
     Context& context = tensors[0].context();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/adamw.h"
+#include "kernels/normuon.h"
 #include "kernels/philox.h"
 #include "kernels/sampling.h"
 #include "tensor/span_batch.h"
@@ -80,6 +81,13 @@ void cross_entropy_backward(Tensor& dlogits, const Tensor& logits, const Tensor&
                             const Tensor& targets, const Tensor& weight, double z_weight);
 
 void adamw_step(Tensor& w, Tensor& m, Tensor& v, const Tensor& grad, const kernels::AdamWStep& h);
+void normuon_momentum(Tensor& m, const Tensor& grad, double beta1, double grad_scale);
+// w, o [N,K], v [N].
+void normuon_step(Tensor& w, Tensor& v, const Tensor& o, const kernels::NorMuonStep& h);
+// x, in the accumulate dtype of `dtype`, divided by its Frobenius norm and rounded.
+Tensor frobenius_normalize(const Tensor& x, DType dtype);
+void axpby(Tensor& y, double alpha, const Tensor& x, double beta);
+Tensor transpose(const Tensor& x);  // [N,K] -> [K,N]
 // sum of x^2 for each; the device is read once, after all of them.
 std::vector<double> square_sums(const std::vector<Tensor>& tensors);
 
