@@ -396,6 +396,7 @@ template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
                          int H, int G, int C, int window, A scale, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
+    if (!(scale > 0)) return {Code::bad_argument, "attention on the GPU needs scale > 0"};
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;
@@ -410,6 +411,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
                           int G, int C, int window, A scale, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
+    if (!(scale > 0)) return {Code::bad_argument, "attention on the GPU needs scale > 0"};
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;

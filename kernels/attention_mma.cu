@@ -10,8 +10,9 @@
 // warp does that, not in what is done. Weights of keys that a row does not see are 0, and adding 0
 // changes nothing.
 //
-// exp(x) is 2^(x log2 e), the factor folded into the scale; with ex2's 2 ulp its relative error is
-// below (|x| + 4) 2^-23.
+// exp(x) is 2^(x log2 e), the factor folded into the scale; with ex2's 2 ulp the relative error of
+// a weight exp(scale*s - scale*m) is below (2 |scale*s| + 2 |scale*m| + 4) 2^-24, beside the
+// score's.
 #include <cmath>
 
 #include "kernels/attention_tile.cuh"
@@ -211,13 +212,9 @@ __device__ inline Fragment load_rows(const bf16* from, const LaneRows& rows, int
     return a;
 }
 
-// Multiplies the scores of keys base and on by `scale`, and makes those that are not seen -inf.
+// Makes those of the scores of keys base and on that are not seen -inf.
 template <int N>
-__device__ void scale_and_mask(float (&score)[N][4], const WarpRows& rows, int base, float scale) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[n][e] *= scale;
+__device__ void mask(float (&score)[N][4], const WarpRows& rows, int base) {
     if (!rows.masked(base, 8 * N)) return;
     const int first = base + threadIdx.x % 4 * 2;
     const int lo[2] = {first_visible(rows.t[0], rows.window),
@@ -231,11 +228,18 @@ __device__ void scale_and_mask(float (&score)[N][4], const WarpRows& rows, int b
 
 // ---- forward ----
 
-// One split for 16 rows. m_j and l_j are those of a lane's two rows, -inf and 0 where one sees no
-// key; scores are in powers of 2, scale including log2 e.
+// One split for 16 rows. m_j, before it is scaled, and l_j are those of a lane's two rows; -inf and
+// 0 where one sees no key.
 struct Split {
     Fragment weight[kKeyBlock / 16];
     float m[2], l[2];
+};
+
+// exp(scale * x), the scale including log2 e. As a product it enters no sum, which a compiler might
+// fuse in one kernel and not in another: m is scaled after the subtractions.
+struct ScaledExp {
+    float scale;
+    __device__ float operator()(float x) const { return ptx::ex2(scale * x); }
 };
 
 // keys: a tile of the 64 keys from position `base` on.
@@ -246,7 +250,7 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
     float score[N][4];
     dot_rows<W>(
         score, [&](int i) { return q[i]; }, keys);
-    scale_and_mask(score, rows, base, scale);
+    mask(score, rows, base);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float m = -INFINITY;
@@ -256,12 +260,12 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
         m = std::fmax(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = std::fmax(m, __shfl_xor_sync(0xffffffffu, m, 2));
         split.m[half] = m;
-        const float shift = m == -INFINITY ? 0.f : m;  // weights of 0, not NaN
+        const float shift = m == -INFINITY ? 0.f : -scale * m;  // weights of 0, not NaN
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e)
-                score[n][e] = ptx::ex2(score[n][e] - shift);
+                score[n][e] = ptx::ex2(std::fma(score[n][e], scale, shift));
     }
     float sum[4] = {};
 #pragma unroll
@@ -272,11 +276,9 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
     split.l[0] = sum[0], split.l[1] = sum[2];
 }
 
-struct Ex2 {
-    __device__ float operator()(float x) const { return ptx::ex2(x); }
-};
-// m is in powers of 2.
-__device__ inline float log_sum(float m, float l) { return std::fma(m, kLn2, std::log(l)); }
+__device__ inline float log_sum(float m, float l, float scale) {
+    return std::fma(scale * m, kLn2, std::log(l));
+}
 
 // A block walks the splits for 128 rows, the next split's keys and values on their way to shared
 // memory while the warps work on this one's.
@@ -337,7 +339,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
         SplitFactors factors[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            factors[half] = combine_split(m[half], l[half], split.m[half], split.l[half], Ex2());
+            factors[half] =
+                combine_split(m[half], l[half], split.m[half], split.l[half], ScaledExp{scale});
 #pragma unroll
         for (int n = 0; n < kSlice / 8; n += kColumns) {
             float sum_j[kColumns][4] = {};
@@ -362,7 +365,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
             store_pair(row, first_column + n * 8 + lane % 4 * 2, sum[n][2 * half] * inverse,
                        sum[n][2 * half + 1] * inverse, C, aligned.pairs);
         if (lse && place.slice == 0 && lane % 4 == 0)
-            lse[mine.head[half]] = log_sum(m[half], l[half]);
+            lse[mine.head[half]] = log_sum(m[half], l[half], scale);
     }
 }
 
@@ -462,7 +465,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
         for (int w = 0; w < kWarps; ++w) {
             if (round + w >= j_end) break;
             const SplitFactors factors =
-                combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], Ex2());
+                combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], ScaledExp{scale});
             if (!factors.sees) continue;
             const float* const sums = reinterpret_cast<const float*>(shared + w * kStage + kKeys) +
                                       my_row * kSumStride + my_pair * 2;
@@ -483,7 +486,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     for (int p = 0; p < kPairs; ++p)
         store_pair(o + head * C, first_column + (my_pair + p * kRowThreads) * 2,
                    sum[p][0] * inverse, sum[p][1] * inverse, C, aligned.pairs);
-    if (lse && place.slice == 0 && my_pair == 0) lse[head] = log_sum(m, l);
+    if (lse && place.slice == 0 && my_pair == 0) lse[head] = log_sum(m, l, scale);
 }
 
 // ---- backward ----
@@ -552,12 +555,17 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
                 ds, [&](int i) { return query[i]; }, keys);
             dot_rows<W>(
                 dp, [&](int i) { return grad[i]; }, keys + kTile);
-            scale_and_mask(ds, rows, base, scale * kLog2e);
 #pragma unroll
             for (int n = 0; n < N; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    ds[n][e] = ptx::ex2(ds[n][e] - log2_sum[e / 2]) * (dp[n][e] - row_delta[e / 2]);
+                    ds[n][e] = std::fma(ds[n][e], scale * kLog2e, -log2_sum[e / 2]);
+            mask(ds, rows, base);
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    ds[n][e] = ptx::ex2(ds[n][e]) * (dp[n][e] - row_delta[e / 2]);
             Fragment weight[N / 2];
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) weight[i] = left_operand(ds[2 * i], ds[2 * i + 1]);
@@ -670,7 +678,9 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
             for (int n = 0; n < N; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) p[n][e] *= scale * kLog2e;
+                for (int e = 0; e < 4; ++e)
+                    p[n][e] = std::fma(p[n][e], scale * kLog2e,
+                                       -row_values[stage].log2_sum[n * 8 + lane % 4 * 2 + e % 2]);
             if (last_key > t || t + kRowStep > t_end ||
                 first_visible(last_t, call.window) > first_key) {
 #pragma unroll
@@ -694,7 +704,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int r = n * 8 + lane % 4 * 2 + e % 2;
-                    p[n][e] = ptx::ex2(p[n][e] - row_values[stage].log2_sum[r]);
+                    p[n][e] = ptx::ex2(p[n][e]);
                     ds[n][e] = p[n][e] * (ds[n][e] - row_values[stage].delta[r]);
                 }
             Fragment weight[N / 2], dscore[N / 2];
