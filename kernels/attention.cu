@@ -93,7 +93,7 @@ struct KeyRows {
 
 // A block walks the splits for 32 rows.
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     forward_rows(float* __restrict__ o, float* __restrict__ lse, const float* __restrict__ q,
                  const float* __restrict__ k, const float* __restrict__ v, AttentionCall call,
                  float scale) {
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // delta[i] = sum_c dout[i,c]*o[i,c], a warp for each of the N*H rows
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     row_delta(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ o,
               int64_t rows, int C) {
     constexpr int kWarps = kThreads / 32;
@@ -223,7 +223,7 @@ __device__ void store_row(float* to, const float (&sum)[Panels][kOwn][kPanel / k
 // dq for 32 rows, 32 keys at a time in ascending order:
 //   ds[t,s] = p[t,s]*(dout[t].v[s] - delta[t])      dq[t] = scale * sum_s ds[t,s]*k[s]
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     dq_rows(float* __restrict__ dq, const float* __restrict__ delta, const float* __restrict__ dout,
             const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
             const float* __restrict__ lse, AttentionCall call, float scale) {
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kThreads)
 // dk and dv for 32 keys: head by head of the group, 32 positions at a time in ascending order.
 //   dv[s] = sum_t p[t,s]*dout[t]      dk[s] = scale * sum_t ds[t,s]*q[t]
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     dkdv_keys(float* __restrict__ dk, float* __restrict__ dv, const float* __restrict__ delta,
               const float* __restrict__ dout, const float* __restrict__ q,
               const float* __restrict__ k, const float* __restrict__ v,

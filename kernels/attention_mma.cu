@@ -48,37 +48,32 @@ struct Aligned {
 // Starts to copy rows [0, n) of `columns` elements, `stride` apart, to a tile of Rows x W, zeros
 // elsewhere. `thread` is one of Threads, each of which keeps to its 8 columns.
 template <int Rows, int W, int Threads>
-__device__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int n, int columns,
+__device__ void load_tile(bf16* tile, const bf16* from, int stride, int n, int columns,
                           bool aligned, int thread) {
     constexpr int kChunks = W / 8, kRowsAtOnce = Threads / kChunks;
     static_assert(kRowsAtOnce > 0);
     const int first = thread / kChunks, c = thread % kChunks * 8;
     if (first >= kRowsAtOnce) return;  // Threads is no multiple of kChunks
     bf16* to = tile + first * (W + kPad) + c;
-    const bf16* row = from + first * stride + c;
+    const bf16* row = from + int64_t(first) * stride + c;
     const int inside = c < columns ? n : 0;  // rows that have these columns
     if (aligned) {
 #pragma unroll 1
         for (int r = first; r < Rows; r += kRowsAtOnce) {  // unrolled it would cost registers
             ptx::cp_async_16(to, r < inside ? row : from, r < inside ? 16 : 0);
             to += kRowsAtOnce * (W + kPad);
-            row += kRowsAtOnce * stride;
+            row += kRowsAtOnce * int64_t(stride);
         }
     } else {
         for (int r = first; r < Rows; r += kRowsAtOnce) {
             for (int e = 0; e < 8; ++e) to[e] = r < inside && c + e < columns ? row[e] : bf16(0.f);
             to += kRowsAtOnce * (W + kPad);
-            row += kRowsAtOnce * stride;
+            row += kRowsAtOnce * int64_t(stride);
         }
     }
 }
 
-// Two neighbours, packed; zeros from `columns` on, which is even.
-__device__ inline uint32_t load_pair(const bf16* row, int c, int columns, bool aligned) {
-    if (c >= columns) return 0;
-    if (aligned) return *reinterpret_cast<const uint32_t*>(row + c);
-    return row[c].bits | uint32_t(row[c + 1].bits) << 16;
-}
+// Stores two neighbours, unless they are past `columns`, which is even.
 __device__ inline void store_pair(bf16* row, int c, float lower, float upper, int columns,
                                   bool aligned) {
     if (c >= columns) return;
@@ -202,14 +197,25 @@ struct WarpRows {
     }
 };
 
-// Fragment i of the rows of an array [N,H,C].
-__device__ inline Fragment load_rows(const bf16* from, const LaneRows& rows, int i, int C,
-                                     bool aligned) {
-    Fragment a;
-    const int c = i * 16 + threadIdx.x % 4 * 2;
-    for (int r = 0; r < 4; ++r)
-        a.r[r] = load_pair(from + rows.head[r % 2] * C, c + r / 2 * 8, C, aligned);
-    return a;
+// Loads them as a left operand from an array [N,H,C], zeros from column C on.
+template <int W>
+__device__ void load_rows(Fragment (&a)[W / 16], const bf16* from, const LaneRows& rows, int C,
+                          bool aligned) {
+    const int first = threadIdx.x % 4 * 2;
+    const bf16* const row[2] = {from + rows.head[0] * C + first, from + rows.head[1] * C + first};
+    const auto load = [&](auto pair) {
+#pragma unroll
+        for (int i = 0; i < W / 16; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int c = i * 16 + r / 2 * 8;
+                a[i].r[r] = first + c < C ? pair(row[r % 2] + c) : 0;
+            }
+    };
+    if (aligned)
+        load([](const bf16* p) { return *reinterpret_cast<const uint32_t*>(p); });
+    else
+        load([](const bf16* p) { return p[0].bits | uint32_t(p[1].bits) << 16; });
 }
 
 // Makes those of the scores of keys base and on that are not seen -inf.
@@ -303,7 +309,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const WarpRows rows(packed, warp_row, call.window);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
     const int j_end = packed.position(last_row) / kKeyBlock + 1;
     const auto load = [&](int j, int64_t block) {
@@ -319,11 +325,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;  // read a split ahead
 
     Fragment query[W / 16];
-    {
-        const LaneRows mine(packed, warp_row);
-#pragma unroll
-        for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
-    }
+    load_rows<W>(query, q, LaneRows(packed, warp_row), C, aligned.pairs);
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, sum[kSlice / 8][4] = {};
 
     for (int j = j_begin; j < j_end; ++j) {
@@ -403,7 +405,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     const WarpRows rows(packed, first_row, call.window);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(rows.first_t, call.window) / kKeyBlock;
     const int j_end = rows.last_t / kKeyBlock + 1;
     bf16* const keys = shared + warp * kStage;
@@ -426,8 +428,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
 
     const LaneRows mine(packed, first_row);
     Fragment query[W / 16];
-#pragma unroll
-    for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
+    load_rows<W>(query, q, mine, C, aligned.pairs);
     // What this thread combines.
     const int my_row = threadIdx.x / kRowThreads, my_pair = threadIdx.x % kRowThreads;
     float m = -INFINITY, l = 0, sum[kPairs][2] = {};
@@ -514,7 +515,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const LaneRows mine(packed, warp_row);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
     const int j_end = packed.position(last_row) / kKeyBlock + 1;
     const auto load = [&](int j, int64_t block) {
@@ -530,11 +531,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;
 
     Fragment query[W / 16], grad[W / 16];
-#pragma unroll
-    for (int i = 0; i < W / 16; ++i) {
-        query[i] = load_rows(q, mine, i, C, aligned.pairs);
-        grad[i] = load_rows(dout, mine, i, C, aligned.pairs);
-    }
+    load_rows<W>(query, q, mine, C, aligned.pairs);
+    load_rows<W>(grad, dout, mine, C, aligned.pairs);
     const float log2_sum[2] = {lse[mine.head[0]] * kLog2e, lse[mine.head[1]] * kLog2e};
     const float row_delta[2] = {delta[mine.head[0]], delta[mine.head[1]]};
     float sum[kSlice / 8][4] = {};
@@ -611,7 +609,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
     const int C = call.C, group = call.H / call.G, first_column = place.slice * kSlice;
     const int count = min(end - base, kKeyBlock);
 
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int64_t at = (call.blocks[span.block + place.tile] * call.G + place.g) * C;
 
     // The positions whose rows see some of the keys.
@@ -622,7 +620,8 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
     };
     const auto load = [&](int stage, int h, int t) {
         bf16* const to = steps + stage * 2 * kStep;
-        const int64_t row = head(h, t) * C, row_stride = int64_t(call.H) * C;
+        const int64_t row = head(h, t) * C;
+        const int row_stride = call.H * C;
         load_tile<kRowStep, W, kThreads>(to, q + row, row_stride, t_end - t, C, aligned.rows,
                                          threadIdx.x);
         load_tile<kRowStep, W, kThreads>(to + kStep, dout + row, row_stride, t_end - t, C,
@@ -723,7 +722,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (my_key[half] >= end) continue;
-        const int64_t row = at + (my_key[half] - base) * stride;
+        const int64_t row = at + (my_key[half] - base) * int64_t(stride);
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n) {
             const int c = first_column + n * 8 + lane % 4 * 2;
