@@ -73,8 +73,7 @@ __device__ float side_reduce(float v, F f) {
     return v;
 }
 
-// Row s of one key head in the key store, s counted from a position that begins no later than s in
-// the same block of the store.
+// The rows of one key head in the key store from `position` on, within its block of 64.
 struct KeyRows {
     const float* first;
     int64_t stride;
@@ -176,8 +175,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 // delta[i] = sum_c dout[i,c]*o[i,c], a warp for each of the N*H rows
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    row_delta(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ o,
-              int64_t rows, int C) {
+    delta_rows(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ o,
+               int64_t rows, int C) {
     constexpr int kWarps = kThreads / 32;
     const int lane = threadIdx.x % 32;
     for (int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; i < rows;
@@ -419,7 +418,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     constexpr int64_t kMaxBlocks = 1 << 16;  // each then strides over the rows
     const unsigned blocks =
         unsigned(std::clamp<int64_t>(ceil_div(rows, kThreads / 32), 1, kMaxBlocks));
-    if (Status status = launch(row_delta<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,
+    if (Status status = launch(delta_rows<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,
                                delta, dout, o, rows, C);
         !status.ok())
         return status;
