@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             for (int b = 0; b < kRows / kSide; ++b) {
                 const int s = x + b * kSide;
                 const float p = visible(base + s, lo[a], t[a])
-                                    ? std::exp(scale * score[a][b] - log_sum[a])
+                                    ? std::exp(std::fma(scale, score[a][b], -log_sum[a]))
                                     : 0.f;
                 tiles->ds[(y * kOwn + a) * kWeightStride + s] = p * (dp[a][b] - row_delta[a]);
             }
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 for (int a = 0; a < kOwn; ++a) {
                     const bool seen =
                         r < count && visible(base + y * kOwn + a, first_visible(t, call.window), t);
-                    const float p = seen ? std::exp(scale * score[a][b] - log_sum) : 0.f;
+                    const float p = seen ? std::exp(std::fma(scale, score[a][b], -log_sum)) : 0.f;
                     tiles->p[(y * kOwn + a) * kWeightStride + r] = p;
                     tiles->ds[(y * kOwn + a) * kWeightStride + r] = p * (dp[a][b] - row_delta);
                 }
