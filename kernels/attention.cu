@@ -73,8 +73,7 @@ __device__ float side_reduce(float v, F f) {
     return v;
 }
 
-// Row s of one key head in the key store, s counted from a position that begins no later than s in
-// the same block of the store.
+// The rows of one key head in the key store from `position` on, within its block of 64.
 struct KeyRows {
     const float* first;
     int64_t stride;
@@ -93,7 +92,7 @@ struct KeyRows {
 
 // A block walks the splits for 32 rows.
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     forward_rows(float* __restrict__ o, float* __restrict__ lse, const float* __restrict__ q,
                  const float* __restrict__ k, const float* __restrict__ v, AttentionCall call,
                  float scale) {
@@ -175,9 +174,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // delta[i] = sum_c dout[i,c]*o[i,c], a warp for each of the N*H rows
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    row_delta(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ o,
-              int64_t rows, int C) {
+__global__ void __launch_bounds__(kThreads, 1)
+    delta_rows(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ o,
+               int64_t rows, int C) {
     constexpr int kWarps = kThreads / 32;
     const int lane = threadIdx.x % 32;
     for (int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; i < rows;
@@ -223,7 +222,7 @@ __device__ void store_row(float* to, const float (&sum)[Panels][kOwn][kPanel / k
 // dq for 32 rows, 32 keys at a time in ascending order:
 //   ds[t,s] = p[t,s]*(dout[t].v[s] - delta[t])      dq[t] = scale * sum_s ds[t,s]*k[s]
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     dq_rows(float* __restrict__ dq, const float* __restrict__ delta, const float* __restrict__ dout,
             const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
             const float* __restrict__ lse, AttentionCall call, float scale) {
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(kThreads)
             for (int b = 0; b < kRows / kSide; ++b) {
                 const int s = x + b * kSide;
                 const float p = visible(base + s, lo[a], t[a])
-                                    ? std::exp(scale * score[a][b] - log_sum[a])
+                                    ? std::exp(std::fma(scale, score[a][b], -log_sum[a]))
                                     : 0.f;
                 tiles->ds[(y * kOwn + a) * kWeightStride + s] = p * (dp[a][b] - row_delta[a]);
             }
@@ -279,7 +278,7 @@ __global__ void __launch_bounds__(kThreads)
 // dk and dv for 32 keys: head by head of the group, 32 positions at a time in ascending order.
 //   dv[s] = sum_t p[t,s]*dout[t]      dk[s] = scale * sum_t ds[t,s]*q[t]
 template <int Panels>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     dkdv_keys(float* __restrict__ dk, float* __restrict__ dv, const float* __restrict__ delta,
               const float* __restrict__ dout, const float* __restrict__ q,
               const float* __restrict__ k, const float* __restrict__ v,
@@ -319,7 +318,7 @@ __global__ void __launch_bounds__(kThreads)
                 for (int a = 0; a < kOwn; ++a) {
                     const bool seen =
                         r < count && visible(base + y * kOwn + a, first_visible(t, call.window), t);
-                    const float p = seen ? std::exp(scale * score[a][b] - log_sum) : 0.f;
+                    const float p = seen ? std::exp(std::fma(scale, score[a][b], -log_sum)) : 0.f;
                     tiles->p[(y * kOwn + a) * kWeightStride + r] = p;
                     tiles->ds[(y * kOwn + a) * kWeightStride + r] = p * (dp[a][b] - row_delta);
                 }
@@ -396,6 +395,7 @@ template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
                          int H, int G, int C, int window, A scale, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
+    if (!(scale > 0)) return {Code::bad_argument, "attention on the GPU needs scale > 0"};
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;
@@ -410,6 +410,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
                           int G, int C, int window, A scale, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
+    if (!(scale > 0)) return {Code::bad_argument, "attention on the GPU needs scale > 0"};
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;
@@ -417,7 +418,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     constexpr int64_t kMaxBlocks = 1 << 16;  // each then strides over the rows
     const unsigned blocks =
         unsigned(std::clamp<int64_t>(ceil_div(rows, kThreads / 32), 1, kMaxBlocks));
-    if (Status status = launch(row_delta<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,
+    if (Status status = launch(delta_rows<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,
                                delta, dout, o, rows, C);
         !status.ok())
         return status;

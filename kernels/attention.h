@@ -35,8 +35,19 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 // Shapes  q, o [N,H,C] T; k, v: key stores [rows,G,C] T, addressed through the span table, which
 //         hold every position [0, first+count) of each span (the span's own rows included);
 //         lse [N,H] A, may be null.
-// Needs   H % G == 0, C even and <= 256, window >= 0.      Alias  none.
+// Dtypes  T = float or double; cuda: T = float or bf16, A = float. In bf16 weights are rounded
+//         (to 2^-8) for their product with v; l_j is the sum of the rounded ones, so that they
+//         still add up to 1. Scores, m, l, sums are float; o is rounded once.
+// Needs   H % G == 0, C even and <= 256, window >= 0; cuda: scale > 0.      Alias  none.
 // FLOPs   4*C*H for each visible (row, key) pair.
+// On cuda
+//   - nothing behind a span's last position is read; a key before it that a row does not see has
+//     weight 0, so NaN and infinity, and only they, may reach rows that share its split;
+//   - kernels read spans and blocks in device memory, and grids depend on table.count, max_count
+//     and max_end alone: a captured launch serves every later table with the same count whose
+//     spans have at most max_count rows (0 is allowed) and end by max_end;
+//   - speed: C = 64, 96 and 128 are tuned, others pad to 64, 96, 128, 192 or 256; rows of whole,
+//     aligned 16 bytes (C % 8 == 0 in bf16) are copied asynchronously. None of it changes bits.
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
                                 const SpanTable& table, int H, int G, int C, int window, A scale,
@@ -49,6 +60,8 @@ FBT_OP(template <class T, class A = accumulate_t<T>>
 // atomics. dk and dv [rows,G,C] A are overwritten at every row that a span's positions
 // [0, first+count) occupy (zeros where nothing attends) and untouched elsewhere; no two spans may
 // share a key row. delta [N,H] A is scratch.
+// Dtypes, needs and tables as in the forward; in bf16 p and ds are rounded for the products they
+// enter, dq once at the end. lse must be the forward's.
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
                                  const T* k, const T* v, const T* o, const A* lse,

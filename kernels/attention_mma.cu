@@ -10,8 +10,9 @@
 // warp does that, not in what is done. Weights of keys that a row does not see are 0, and adding 0
 // changes nothing.
 //
-// exp(x) is 2^(x log2 e), the factor folded into the scale; with ex2's 2 ulp its relative error is
-// below (|x| + 4) 2^-23.
+// exp(x) is 2^(x log2 e), the factor folded into the scale; with ex2's 2 ulp the relative error of
+// a weight exp(scale*s - scale*m) is below (2 |scale*s| + 2 |scale*m| + 4) 2^-24, beside the
+// score's.
 #include <cmath>
 
 #include "kernels/attention_tile.cuh"
@@ -47,37 +48,32 @@ struct Aligned {
 // Starts to copy rows [0, n) of `columns` elements, `stride` apart, to a tile of Rows x W, zeros
 // elsewhere. `thread` is one of Threads, each of which keeps to its 8 columns.
 template <int Rows, int W, int Threads>
-__device__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int n, int columns,
+__device__ void load_tile(bf16* tile, const bf16* from, int stride, int n, int columns,
                           bool aligned, int thread) {
     constexpr int kChunks = W / 8, kRowsAtOnce = Threads / kChunks;
     static_assert(kRowsAtOnce > 0);
     const int first = thread / kChunks, c = thread % kChunks * 8;
     if (first >= kRowsAtOnce) return;  // Threads is no multiple of kChunks
     bf16* to = tile + first * (W + kPad) + c;
-    const bf16* row = from + first * stride + c;
+    const bf16* row = from + int64_t(first) * stride + c;
     const int inside = c < columns ? n : 0;  // rows that have these columns
     if (aligned) {
 #pragma unroll 1
         for (int r = first; r < Rows; r += kRowsAtOnce) {  // unrolled it would cost registers
             ptx::cp_async_16(to, r < inside ? row : from, r < inside ? 16 : 0);
             to += kRowsAtOnce * (W + kPad);
-            row += kRowsAtOnce * stride;
+            row += kRowsAtOnce * int64_t(stride);
         }
     } else {
         for (int r = first; r < Rows; r += kRowsAtOnce) {
             for (int e = 0; e < 8; ++e) to[e] = r < inside && c + e < columns ? row[e] : bf16(0.f);
             to += kRowsAtOnce * (W + kPad);
-            row += kRowsAtOnce * stride;
+            row += kRowsAtOnce * int64_t(stride);
         }
     }
 }
 
-// Two neighbours, packed; zeros from `columns` on, which is even.
-__device__ inline uint32_t load_pair(const bf16* row, int c, int columns, bool aligned) {
-    if (c >= columns) return 0;
-    if (aligned) return *reinterpret_cast<const uint32_t*>(row + c);
-    return row[c].bits | uint32_t(row[c + 1].bits) << 16;
-}
+// Stores two neighbours, unless they are past `columns`, which is even.
 __device__ inline void store_pair(bf16* row, int c, float lower, float upper, int columns,
                                   bool aligned) {
     if (c >= columns) return;
@@ -201,23 +197,30 @@ struct WarpRows {
     }
 };
 
-// Fragment i of the rows of an array [N,H,C].
-__device__ inline Fragment load_rows(const bf16* from, const LaneRows& rows, int i, int C,
-                                     bool aligned) {
-    Fragment a;
-    const int c = i * 16 + threadIdx.x % 4 * 2;
-    for (int r = 0; r < 4; ++r)
-        a.r[r] = load_pair(from + rows.head[r % 2] * C, c + r / 2 * 8, C, aligned);
-    return a;
+// Loads them as a left operand from an array [N,H,C], zeros from column C on.
+template <int W>
+__device__ void load_rows(Fragment (&a)[W / 16], const bf16* from, const LaneRows& rows, int C,
+                          bool aligned) {
+    const int first = threadIdx.x % 4 * 2;
+    const bf16* const row[2] = {from + rows.head[0] * C + first, from + rows.head[1] * C + first};
+    const auto load = [&](auto pair) {
+#pragma unroll
+        for (int i = 0; i < W / 16; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int c = i * 16 + r / 2 * 8;
+                a[i].r[r] = first + c < C ? pair(row[r % 2] + c) : 0;
+            }
+    };
+    if (aligned)
+        load([](const bf16* p) { return *reinterpret_cast<const uint32_t*>(p); });
+    else
+        load([](const bf16* p) { return p[0].bits | uint32_t(p[1].bits) << 16; });
 }
 
-// Multiplies the scores of keys base and on by `scale`, and makes those that are not seen -inf.
+// Makes those of the scores of keys base and on that are not seen -inf.
 template <int N>
-__device__ void scale_and_mask(float (&score)[N][4], const WarpRows& rows, int base, float scale) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[n][e] *= scale;
+__device__ void mask(float (&score)[N][4], const WarpRows& rows, int base) {
     if (!rows.masked(base, 8 * N)) return;
     const int first = base + threadIdx.x % 4 * 2;
     const int lo[2] = {first_visible(rows.t[0], rows.window),
@@ -231,11 +234,18 @@ __device__ void scale_and_mask(float (&score)[N][4], const WarpRows& rows, int b
 
 // ---- forward ----
 
-// One split for 16 rows. m_j and l_j are those of a lane's two rows, -inf and 0 where one sees no
-// key; scores are in powers of 2, scale including log2 e.
+// One split for 16 rows. m_j, before it is scaled, and l_j are those of a lane's two rows; -inf and
+// 0 where one sees no key.
 struct Split {
     Fragment weight[kKeyBlock / 16];
     float m[2], l[2];
+};
+
+// exp(scale * x), the scale including log2 e. As a product it enters no sum, which a compiler might
+// fuse in one kernel and not in another: m is scaled after the subtractions.
+struct ScaledExp {
+    float scale;
+    __device__ float operator()(float x) const { return ptx::ex2(scale * x); }
 };
 
 // keys: a tile of the 64 keys from position `base` on.
@@ -246,7 +256,7 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
     float score[N][4];
     dot_rows<W>(
         score, [&](int i) { return q[i]; }, keys);
-    scale_and_mask(score, rows, base, scale);
+    mask(score, rows, base);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float m = -INFINITY;
@@ -256,12 +266,12 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
         m = std::fmax(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = std::fmax(m, __shfl_xor_sync(0xffffffffu, m, 2));
         split.m[half] = m;
-        const float shift = m == -INFINITY ? 0.f : m;  // weights of 0, not NaN
+        const float shift = m == -INFINITY ? 0.f : -scale * m;  // weights of 0, not NaN
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e)
-                score[n][e] = ptx::ex2(score[n][e] - shift);
+                score[n][e] = ptx::ex2(std::fma(score[n][e], scale, shift));
     }
     float sum[4] = {};
 #pragma unroll
@@ -272,11 +282,9 @@ __device__ void weigh_split(Split& split, const Fragment (&q)[W / 16], const bf1
     split.l[0] = sum[0], split.l[1] = sum[2];
 }
 
-struct Ex2 {
-    __device__ float operator()(float x) const { return ptx::ex2(x); }
-};
-// m is in powers of 2.
-__device__ inline float log_sum(float m, float l) { return std::fma(m, kLn2, std::log(l)); }
+__device__ inline float log_sum(float m, float l, float scale) {
+    return std::fma(scale * m, kLn2, std::log(l));
+}
 
 // A block walks the splits for 128 rows, the next split's keys and values on their way to shared
 // memory while the warps work on this one's.
@@ -301,7 +309,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const WarpRows rows(packed, warp_row, call.window);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
     const int j_end = packed.position(last_row) / kKeyBlock + 1;
     const auto load = [&](int j, int64_t block) {
@@ -317,11 +325,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;  // read a split ahead
 
     Fragment query[W / 16];
-    {
-        const LaneRows mine(packed, warp_row);
-#pragma unroll
-        for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
-    }
+    load_rows<W>(query, q, LaneRows(packed, warp_row), C, aligned.pairs);
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, sum[kSlice / 8][4] = {};
 
     for (int j = j_begin; j < j_end; ++j) {
@@ -337,7 +341,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
         SplitFactors factors[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            factors[half] = combine_split(m[half], l[half], split.m[half], split.l[half], Ex2());
+            factors[half] =
+                combine_split(m[half], l[half], split.m[half], split.l[half], ScaledExp{scale});
 #pragma unroll
         for (int n = 0; n < kSlice / 8; n += kColumns) {
             float sum_j[kColumns][4] = {};
@@ -362,7 +367,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
             store_pair(row, first_column + n * 8 + lane % 4 * 2, sum[n][2 * half] * inverse,
                        sum[n][2 * half + 1] * inverse, C, aligned.pairs);
         if (lse && place.slice == 0 && lane % 4 == 0)
-            lse[mine.head[half]] = log_sum(m[half], l[half]);
+            lse[mine.head[half]] = log_sum(m[half], l[half], scale);
     }
 }
 
@@ -400,7 +405,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     const WarpRows rows(packed, first_row, call.window);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(rows.first_t, call.window) / kKeyBlock;
     const int j_end = rows.last_t / kKeyBlock + 1;
     bf16* const keys = shared + warp * kStage;
@@ -423,8 +428,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
 
     const LaneRows mine(packed, first_row);
     Fragment query[W / 16];
-#pragma unroll
-    for (int i = 0; i < W / 16; ++i) query[i] = load_rows(q, mine, i, C, aligned.pairs);
+    load_rows<W>(query, q, mine, C, aligned.pairs);
     // What this thread combines.
     const int my_row = threadIdx.x / kRowThreads, my_pair = threadIdx.x % kRowThreads;
     float m = -INFINITY, l = 0, sum[kPairs][2] = {};
@@ -462,7 +466,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
         for (int w = 0; w < kWarps; ++w) {
             if (round + w >= j_end) break;
             const SplitFactors factors =
-                combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], Ex2());
+                combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], ScaledExp{scale});
             if (!factors.sees) continue;
             const float* const sums = reinterpret_cast<const float*>(shared + w * kStage + kKeys) +
                                       my_row * kSumStride + my_pair * 2;
@@ -483,7 +487,7 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     for (int p = 0; p < kPairs; ++p)
         store_pair(o + head * C, first_column + (my_pair + p * kRowThreads) * 2,
                    sum[p][0] * inverse, sum[p][1] * inverse, C, aligned.pairs);
-    if (lse && place.slice == 0 && my_pair == 0) lse[head] = log_sum(m, l);
+    if (lse && place.slice == 0 && my_pair == 0) lse[head] = log_sum(m, l, scale);
 }
 
 // ---- backward ----
@@ -511,7 +515,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const LaneRows mine(packed, warp_row);
 
     const int64_t* const blocks = call.blocks + place.span.block;
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
     const int j_end = packed.position(last_row) / kKeyBlock + 1;
     const auto load = [&](int j, int64_t block) {
@@ -527,11 +531,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;
 
     Fragment query[W / 16], grad[W / 16];
-#pragma unroll
-    for (int i = 0; i < W / 16; ++i) {
-        query[i] = load_rows(q, mine, i, C, aligned.pairs);
-        grad[i] = load_rows(dout, mine, i, C, aligned.pairs);
-    }
+    load_rows<W>(query, q, mine, C, aligned.pairs);
+    load_rows<W>(grad, dout, mine, C, aligned.pairs);
     const float log2_sum[2] = {lse[mine.head[0]] * kLog2e, lse[mine.head[1]] * kLog2e};
     const float row_delta[2] = {delta[mine.head[0]], delta[mine.head[1]]};
     float sum[kSlice / 8][4] = {};
@@ -552,12 +553,17 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
                 ds, [&](int i) { return query[i]; }, keys);
             dot_rows<W>(
                 dp, [&](int i) { return grad[i]; }, keys + kTile);
-            scale_and_mask(ds, rows, base, scale * kLog2e);
 #pragma unroll
             for (int n = 0; n < N; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    ds[n][e] = ptx::ex2(ds[n][e] - log2_sum[e / 2]) * (dp[n][e] - row_delta[e / 2]);
+                    ds[n][e] = std::fma(ds[n][e], scale * kLog2e, -log2_sum[e / 2]);
+            mask(ds, rows, base);
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    ds[n][e] = ptx::ex2(ds[n][e]) * (dp[n][e] - row_delta[e / 2]);
             Fragment weight[N / 2];
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) weight[i] = left_operand(ds[2 * i], ds[2 * i + 1]);
@@ -603,7 +609,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
     const int C = call.C, group = call.H / call.G, first_column = place.slice * kSlice;
     const int count = min(end - base, kKeyBlock);
 
-    const int64_t stride = int64_t(call.G) * C;
+    const int stride = call.G * C;
     const int64_t at = (call.blocks[span.block + place.tile] * call.G + place.g) * C;
 
     // The positions whose rows see some of the keys.
@@ -614,7 +620,8 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
     };
     const auto load = [&](int stage, int h, int t) {
         bf16* const to = steps + stage * 2 * kStep;
-        const int64_t row = head(h, t) * C, row_stride = int64_t(call.H) * C;
+        const int64_t row = head(h, t) * C;
+        const int row_stride = call.H * C;
         load_tile<kRowStep, W, kThreads>(to, q + row, row_stride, t_end - t, C, aligned.rows,
                                          threadIdx.x);
         load_tile<kRowStep, W, kThreads>(to + kStep, dout + row, row_stride, t_end - t, C,
@@ -670,7 +677,9 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
             for (int n = 0; n < N; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) p[n][e] *= scale * kLog2e;
+                for (int e = 0; e < 4; ++e)
+                    p[n][e] = std::fma(p[n][e], scale * kLog2e,
+                                       -row_values[stage].log2_sum[n * 8 + lane % 4 * 2 + e % 2]);
             if (last_key > t || t + kRowStep > t_end ||
                 first_visible(last_t, call.window) > first_key) {
 #pragma unroll
@@ -694,7 +703,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int r = n * 8 + lane % 4 * 2 + e % 2;
-                    p[n][e] = ptx::ex2(p[n][e] - row_values[stage].log2_sum[r]);
+                    p[n][e] = ptx::ex2(p[n][e]);
                     ds[n][e] = p[n][e] * (ds[n][e] - row_values[stage].delta[r]);
                 }
             Fragment weight[N / 2], dscore[N / 2];
@@ -713,7 +722,7 @@ __global__ void __launch_bounds__(kKeyWarps * 32, 2)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (my_key[half] >= end) continue;
-        const int64_t row = at + (my_key[half] - base) * stride;
+        const int64_t row = at + (my_key[half] - base) * int64_t(stride);
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n) {
             const int c = first_column + n * 8 + lane % 4 * 2;

@@ -42,11 +42,14 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline unsigned attention_blocks(int64_t tiles, int slices, const AttentionCall& call) {
     return unsigned(tiles * slices * call.count * call.G);
 }
-// That it fits, and rows as int, for tiles of at least 16 rows or keys and 2 slices.
+// That it fits, for tiles of at least 16 rows or keys and 2 slices, and so do rows and strides in
+// an int.
 inline Status attention_size(const SpanTable& table, const AttentionCall& call) {
     const int64_t rows = int64_t(table.max_count) * (call.H / call.G);
     const int64_t tiles = ceil_div(std::max<int64_t>(rows, table.max_end), 16) * 2;
-    if (rows <= INT_MAX && tiles <= INT_MAX / (int64_t(call.count) * call.G)) return {};
+    if (rows <= INT_MAX && int64_t(call.H) * call.C <= INT_MAX &&
+        tiles <= INT_MAX / (int64_t(call.count) * call.G))
+        return {};
     return {Code::bad_argument, "attention over so many spans and rows needs several calls"};
 }
 

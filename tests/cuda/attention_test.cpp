@@ -389,7 +389,7 @@ const Case kSmall[] = {
     {{1, 1, 2, 0, {1}}, {}, Store::contiguous},
     {{4, 2, 6, 5, {37, 1, 70}}, {{0, 30, 7}, {2, 0, 66}}, Store::paged},
     {{6, 1, 64, 1, {20}}, {}, Store::contiguous},
-    {{2, 2, 34, 0, {66, 3}}, {{0, 0, 66}, {1, 2, 1}}, Store::paged},
+    {{2, 2, 34, 0, {66, 3}}, {{0, 14, 52}, {1, 2, 1}}, Store::paged},
     {{2, 1, 96, 64, {130}}, {{0, 100, 30}}, Store::paged},
 };
 // Under one.
@@ -571,12 +571,12 @@ TEST_P(LargeAttention, LogSumsAreOptional) {
 
 template <class T>
 void check_arguments() {
-    const auto code = [](SpanTable table, int H, int G, int C, int window) {
+    const auto code = [](SpanTable table, int H, int G, int C, int window, float scale = 1) {
         const kernels::Status forward = cuda::attention_forward<T, float>(
-            nullptr, nullptr, nullptr, nullptr, nullptr, table, H, G, C, window, 1.f, {});
+            nullptr, nullptr, nullptr, nullptr, nullptr, table, H, G, C, window, scale, {});
         const kernels::Status backward = cuda::attention_backward<T, float>(
             nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-            nullptr, table, H, G, C, window, 1.f, {});
+            nullptr, table, H, G, C, window, scale, {});
         EXPECT_EQ(forward.code, backward.code);
         return forward.code;
     };
@@ -586,6 +586,8 @@ void check_arguments() {
     EXPECT_EQ(code({}, 4, 2, 15, 0), Code::bad_argument);
     EXPECT_EQ(code({}, 4, 2, 258, 0), Code::bad_argument);
     EXPECT_EQ(code({}, 4, 2, 16, -1), Code::bad_argument);
+    EXPECT_EQ(code({}, 4, 2, 16, 0, 0), Code::bad_argument);
+    EXPECT_EQ(code({}, 4, 2, 16, 0, NAN), Code::bad_argument);
     SpanTable huge;
     huge.count = huge.max_count = huge.max_end = 1 << 30;
     EXPECT_EQ(code(huge, 4, 2, 16, 0), Code::bad_argument);
