@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tensor/ops.h"
 #include "tests/compare.h"
 #include "tests/cuda/device.h"
 
@@ -243,6 +244,16 @@ TEST_P(SamplingOnce, NoRowsAndBadArguments) {
     EXPECT_EQ(run(-1, 1).code, kernels::Code::bad_argument);
     EXPECT_TRUE(ok(run(1, 1)));
     EXPECT_EQ(token.host()[0], 0);
+}
+
+// The kernel cannot report settings that it finds on the device: who sends them there checks.
+TEST_P(SamplingOnce, BadSettingsAreRefusedOnTheHost) {
+    tensor::Context device(kDevice);
+    const auto logits = tensor::Tensor::from(device, std::vector<float>{0, 1, 5, 1}, {1, 4});
+    EXPECT_EQ(tensor::sample(logits, {{0, 0, 1}}, {0.5f}), std::vector<int32_t>{2});
+    for (const Sampling& how : {Sampling{-1, 0, 1}, Sampling{NAN, 0, 1}, Sampling{1, -1, 1},
+                                Sampling{1, 0, 0}, Sampling{1, 0, 1.5f}})
+        EXPECT_THROW((void)tensor::sample(logits, {how}, {0.5f}), tensor::Error);
 }
 INSTANTIATE_TEST_SUITE_P(Device, SamplingOnce, testing::Values(kSchedules[0]), schedule_name);
 
