@@ -27,8 +27,8 @@ using Matrix = uint16_t[32][kPitch];
 // Element (row, column) of the shared matrix is 100 row + column.
 __global__ void load_matrices(uint32_t* plain, uint32_t* transposed) {
     SHARED(Matrix, matrix);
-    for (int column = 0; column < 8; ++column)
-        matrix[threadIdx.x % 32][column] = uint16_t(100 * (threadIdx.x % 32) + column);
+    for (int column = 0; column < 8 && threadIdx.x < 32; ++column)
+        matrix[threadIdx.x][column] = uint16_t(100 * threadIdx.x + column);
     __syncthreads();
     uint32_t r[4];
     ptx::ldmatrix_x4(r, matrix[threadIdx.x % 32]);
@@ -279,8 +279,20 @@ testing::AssertionResult sums_are_right() {
 
 TEST_P(Ptx, APipelineSeesItsData) { EXPECT_TRUE((sums_are_right<kStages - 2, true>())); }
 
-// A bug: the wait is one group too weak. It is caught under every schedule.
-TEST_P(Ptx, AWeakWaitIsCaught) { EXPECT_FALSE((sums_are_right<kStages - 1, true>())); }
+// A bug: the wait is one group too weak. It is caught under every schedule; ThreadSanitizer, if it
+// sees the late landing, reports a race besides, and ends its process with 66.
+TEST_P(Ptx, AWeakWaitIsCaught) {
+#if FBT_TEST_TSAN
+    EXPECT_EXIT(
+        std::exit((sums_are_right<kStages - 1, true>()) ? 1 : 0),
+        [](int status) {
+            return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 66);
+        },
+        "");
+#else
+    EXPECT_FALSE((sums_are_right<kStages - 1, true>()));
+#endif
+}
 
 INSTANTIATE_TEST_SUITE_P(Simt, Ptx, testing::ValuesIn(kSchedules), schedule_name);
 
@@ -291,7 +303,7 @@ TEST(PtxPipeline, AMissingBarrierIsCaught) {
     // 66 is how ThreadSanitizer ends a process in which it saw a race.
     EXPECT_EXIT(
         {
-            (void)sums_are_right<kStages - 2, false>();
+            (void)(sums_are_right<kStages - 2, false>());
             std::exit(0);
         },
         testing::ExitedWithCode(66), "data race");
