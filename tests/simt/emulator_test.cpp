@@ -255,6 +255,34 @@ TEST(EmulatedRuntime, OneDeviceNamedSimt) {
     EXPECT_EQ(total_bytes, properties.totalGlobalMem);
 }
 
+TEST(EmulatedRuntime, WhatAKernelMayUse) {
+    int value = 0;
+    EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+    EXPECT_EQ(value, 1);
+    EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+              cudaSuccess);
+    EXPECT_EQ(value, 227 * 1024);
+    EXPECT_EQ(cudaRuntimeGetVersion(&value), cudaSuccess);
+    EXPECT_EQ(value, CUDART_VERSION);
+    const void* kernel = reinterpret_cast<const void*>(rotate_lanes);
+    const auto set = [&](int bytes) {
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    };
+    EXPECT_EQ(set(228 * 1024), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+    EXPECT_EQ(set(100 * 1024), cudaSuccess);
+    cudaFuncAttributes attributes;
+    EXPECT_EQ(cudaFuncGetAttributes(&attributes, kernel), cudaSuccess);
+    EXPECT_EQ(attributes.maxDynamicSharedSizeBytes, 100 * 1024);
+    // Threads are the limit, then shared memory.
+    EXPECT_EQ(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&value, kernel, 128, 0), cudaSuccess);
+    EXPECT_EQ(value, 16);
+    EXPECT_EQ(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&value, kernel, 128, 100 * 1024),
+              cudaSuccess);
+    EXPECT_EQ(value, 2);
+}
+
 TEST(EmulatedRuntime, MemoryAndStreams) {
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
