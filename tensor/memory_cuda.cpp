@@ -137,13 +137,13 @@ class CudaMemory : public Memory {
 
     void copy_in(void* device, const void* host, size_t n) override {
         const auto inbox = inboxes_.find(device);
-        if (inbox != inboxes_.end() && inbox->second.fresh) {
-            if (inbox->second.released) inbox->second.free.order(copies_);
-            inbox->second.fresh = false;
-        } else {  // queued work may use this memory
+        if (inbox != inboxes_.end() && inbox->second.fresh && inbox->second.released) {
+            inbox->second.free.order(copies_);
+        } else {  // queued work may use this memory, or allocate it
             reached_.record(compute_);
             reached_.order(copies_);
         }
+        if (inbox != inboxes_.end()) inbox->second.fresh = false;
         for (size_t at = 0; at < n; at += kStagingBytes) {
             const size_t part = std::min(kStagingBytes, n - at);
             Staging::Slot& slot = staging_.next();

@@ -5,6 +5,7 @@
 #include "model/core/audit.h"
 #include "model/core/evaluate.h"
 #include "model/core/replay.h"
+#include "model/data/tasks.h"
 #include "model/engine/trainer.h"
 #include "tests/cuda/device.h"
 #include "tests/model/model_test.h"
