@@ -224,8 +224,8 @@ class CudaMemory : public Memory {
 std::unique_ptr<Memory> make_cuda_memory() {
     const CudaDevice device = cuda_device();
     if (!device.usable)
-        throw Error(ErrorKind::usage, "no CUDA device: " + device.description +
-                                          "; a driver and a GPU are needed; use --device cpu");
+        throw Error(ErrorKind::usage,
+                    "no CUDA device: " + device.description + "; use --device cpu");
     return std::make_unique<CudaMemory>();
 }
 
@@ -234,7 +234,10 @@ CudaDevice cuda_device() {
     const cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0) {
         (void)cudaGetLastError();
-        return {false, e == cudaSuccess ? "none found" : cudaGetErrorString(e)};
+        return {false, e == cudaSuccess || e == cudaErrorNoDevice ? "no GPU"
+                       : e == cudaErrorInsufficientDriver
+                           ? "no NVIDIA driver, or one too old for this CUDA"
+                           : cudaGetErrorString(e)};
     }
     cudaDeviceProp p{};
     int driver = 0;

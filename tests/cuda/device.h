@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ class DeviceArray {
     // Unwritten: all ones, NaN in float.
     explicit DeviceArray(size_t size) : size_(size) {
         void* memory = nullptr;
-        if (cudaMalloc(&memory, size * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
+        check(cudaMalloc(&memory, size * sizeof(T)));
         data_ = static_cast<T*>(memory);
     }
     explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
@@ -58,9 +59,11 @@ class DeviceArray {
 
   private:
     void copy(T* to, const T* from, cudaMemcpyKind kind) const {
-        if (cudaMemcpyAsync(to, from, size_ * sizeof(T), kind, nullptr) != cudaSuccess ||
-            cudaStreamSynchronize(nullptr) != cudaSuccess)
-            throw std::bad_alloc();
+        check(cudaMemcpyAsync(to, from, size_ * sizeof(T), kind, nullptr));
+        check(cudaStreamSynchronize(nullptr));  // a kernel that failed says so here
+    }
+    static void check(cudaError_t error) {
+        if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
     }
     T* data_;
     size_t size_;
@@ -98,7 +101,10 @@ class ScheduleTest : public testing::TestWithParam<Schedule> {
   protected:
 #ifdef FBT_SIMT
     void SetUp() override { simt::set_schedule(GetParam()); }
-    void TearDown() override { simt::set_schedule({}); }
+    void TearDown() override {
+        simt::set_schedule({});
+        simt::clear_failure();
+    }
 #else
     void SetUp() override { skip_without_device(); }
 #endif
