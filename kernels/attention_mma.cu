@@ -382,8 +382,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
             for (int x = 0; x < kColumns; ++x)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (factors[e / 2].sees)
-                        sum[n + x][e] = factors[e / 2].combine(sum[n + x][e], sum_j[x][e]);
+                    sum[n + x][e] = factors[e / 2].combine(sum[n + x][e], sum_j[x][e]);
         }
     }
     // The span is read again: registers are scarce in the loop.
@@ -498,7 +497,6 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
             if (round + w >= j_end) break;
             const SplitFactors factors =
                 combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], ScaledExp{scale});
-            if (!factors.sees) continue;
             const float* const sums = reinterpret_cast<const float*>(shared + w * kStage + kKeys) +
                                       my_row * kSumStride + my_pair * 2;
 #pragma unroll
