@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             add_product<Panels, kKeyBlock, kWeights>(sum_j, weights, tile + p * kPanel);
             for (int a = 0; a < kOwn; ++a)
                 for (int b = 0; b < kColumns; ++b)
-                    if (factors[a].sees)
-                        sum[p][a][b] = factors[a].combine(sum[p][a][b], sum_j[a][b]);
+                    sum[p][a][b] = factors[a].combine(sum[p][a][b], sum_j[a][b]);
         }
     }
     for (int a = 0; a < kOwn; ++a) {

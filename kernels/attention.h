@@ -42,7 +42,7 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 // FLOPs   4*C*H for each visible (row, key) pair.
 // On cuda
 //   - nothing behind a span's last position is read; a key before it that a row does not see has
-//     weight 0, so NaN and infinity, and only they, may reach rows that share its split;
+//     weight 0, through which NaN and infinity, and only they, may reach that row;
 //   - kernels read spans and blocks in device memory, and grids depend on table.count, max_count
 //     and max_end alone: a captured launch serves every later table with the same count whose
 //     spans have at most max_count rows (0 is allowed) and end by max_end;

@@ -232,6 +232,58 @@ __device__ void mask(float (&score)[N][4], const WarpRows& rows, int base) {
             if (!visible(first + n * 8 + e % 2, lo[e / 2], rows.t[e / 2])) score[n][e] = -INFINITY;
 }
 
+// The splits that a block of kTileWarps warps walks for its 128 rows: W columns of k and V of v,
+// the next split on its way to shared memory while the warps work on this one.
+template <int W, int V>
+struct SplitWalk {
+    static constexpr int kKeys = tile_size(kKeyBlock, W), kStage = kKeys + tile_size(kKeyBlock, V);
+    static constexpr int kThreads = kTileWarps * 32, kRows = kTileWarps * kWarpRows;
+
+    bf16* shared;       // two stages
+    const bf16 *k, *v;  // their key head, v from its first column on
+    const int64_t* blocks;
+    int stride, columns, v_columns, rows_end, begin, end;
+    int64_t next_block;  // read a split ahead
+    bool aligned;
+
+    __device__ SplitWalk(bf16* the_shared, const bf16* the_k, const bf16* the_v,
+                         const AttentionCall& call, const AttentionPlace& place,
+                         const PackedRows& rows, int first_row, int first_column, bool is_aligned)
+        : shared(the_shared),
+          k(the_k + place.g * call.C),
+          v(the_v + place.g * call.C + first_column),
+          blocks(call.blocks + place.span.block),
+          stride(call.G * call.C),
+          columns(call.C),
+          v_columns(call.C - first_column),
+          rows_end(place.span.first + place.span.count),
+          begin(first_visible(rows.position(first_row), call.window) / kKeyBlock),
+          end(rows.position(min(first_row + kRows, rows.count()) - 1) / kKeyBlock + 1),
+          aligned(is_aligned) {
+        load(begin, blocks[begin]);
+        next_block = begin + 1 < end ? blocks[begin + 1] : 0;
+    }
+    // The tile of split j's keys, its values kKeys further; to be called for every j in turn.
+    __device__ const bf16* take(int j) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // split j is there, and everyone is done with the one before
+        if (j + 1 < end) load(j + 1, next_block);
+        if (j + 2 < end) next_block = blocks[j + 2];
+        return stage(j);
+    }
+
+  private:
+    __device__ bf16* stage(int j) const { return shared + (j - begin) % 2 * kStage; }
+    __device__ void load(int j, int64_t block) {
+        const int n = rows_end - j * kKeyBlock;
+        load_tile<kKeyBlock, W, kThreads>(stage(j), k + block * stride, stride, n, columns, aligned,
+                                          threadIdx.x);
+        load_tile<kKeyBlock, V, kThreads>(stage(j) + kKeys, v + block * stride, stride, n,
+                                          v_columns, aligned, threadIdx.x);
+        ptx::cp_async_commit();
+    }
+};
+
 // ---- forward ----
 
 // One split for 16 rows. m_j, before it is scaled, and l_j are those of a lane's two rows; -inf and
@@ -294,48 +346,27 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
                  const bf16* __restrict__ k, const bf16* __restrict__ v, AttentionCall call,
                  float scale, Aligned aligned) {
     constexpr int kSlice = slice_width(W), kColumns = 4;  // o_j is computed in groups of 4 mma
-    constexpr int kThreads = kTileWarps * 32, kRows = kTileWarps * kWarpRows;
-    constexpr int kKeys = tile_size(kKeyBlock, W), kStage = kKeys + tile_size(kKeyBlock, kSlice);
+    constexpr int kRows = kTileWarps * kWarpRows;
     DYNAMIC_SHARED(bf16, shared);
     const AttentionPlace place = attention_place<slices(W)>(call);
     const PackedRows packed(call, place);
     // The longest tiles, the last ones, start first.
     const int first_row = (place.tiles - 1 - place.tile) * kRows;
     if (first_row >= packed.count()) return;
-    const int last_row = min(first_row + kRows, packed.count()) - 1;
     const int lane = threadIdx.x % 32, C = call.C, first_column = place.slice * kSlice;
-    const int end = place.span.first + place.span.count;
     const int warp_row = first_row + threadIdx.x / 32 * kWarpRows;
     const WarpRows rows(packed, warp_row, call.window);
 
-    const int64_t* const blocks = call.blocks + place.span.block;
-    const int stride = call.G * C;
-    const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
-    const int j_end = packed.position(last_row) / kKeyBlock + 1;
-    const auto load = [&](int j, int64_t block) {
-        bf16* const keys = shared + (j - j_begin) % 2 * kStage;
-        const int64_t at = (block * call.G + place.g) * C;
-        const int n = end - j * kKeyBlock;
-        load_tile<kKeyBlock, W, kThreads>(keys, k + at, stride, n, C, aligned.keys, threadIdx.x);
-        load_tile<kKeyBlock, kSlice, kThreads>(keys + kKeys, v + at + first_column, stride, n,
-                                               C - first_column, aligned.keys, threadIdx.x);
-        ptx::cp_async_commit();
-    };
-    load(j_begin, blocks[j_begin]);
-    int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;  // read a split ahead
+    SplitWalk<W, kSlice> splits(shared, k, v, call, place, packed, first_row, first_column,
+                                aligned.keys);
 
     Fragment query[W / 16];
     load_rows<W>(query, q, LaneRows(packed, warp_row), C, aligned.pairs);
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, sum[kSlice / 8][4] = {};
 
-    for (int j = j_begin; j < j_end; ++j) {
-        ptx::cp_async_wait<0>();
-        __syncthreads();  // split j is there, and everyone is done with the one before
-        if (j + 1 < j_end) load(j + 1, next_block);
-        if (j + 2 < j_end) next_block = blocks[j + 2];
+    for (int j = splits.begin; j < splits.end; ++j) {
+        const bf16* const keys = splits.take(j);
         if (!rows.some(j * kKeyBlock, kKeyBlock)) continue;
-
-        const bf16* const keys = shared + (j - j_begin) % 2 * kStage;
         Split split;
         weigh_split<W>(split, query, keys, rows, j * kKeyBlock, scale);
         SplitFactors factors[2];
@@ -346,13 +377,12 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
 #pragma unroll
         for (int n = 0; n < kSlice / 8; n += kColumns) {
             float sum_j[kColumns][4] = {};
-            add_product<kSlice>(sum_j, split.weight, keys + kKeys + n * 8);
+            add_product<kSlice>(sum_j, split.weight, keys + splits.kKeys + n * 8);
 #pragma unroll
             for (int x = 0; x < kColumns; ++x)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (factors[e / 2].sees)
-                        sum[n + x][e] = factors[e / 2].combine(sum[n + x][e], sum_j[x][e]);
+                    sum[n + x][e] = factors[e / 2].combine(sum[n + x][e], sum_j[x][e]);
         }
     }
     // The span is read again: registers are scarce in the loop.
@@ -467,7 +497,6 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
             if (round + w >= j_end) break;
             const SplitFactors factors =
                 combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], ScaledExp{scale});
-            if (!factors.sees) continue;
             const float* const sums = reinterpret_cast<const float*>(shared + w * kStage + kKeys) +
                                       my_row * kSumStride + my_pair * 2;
 #pragma unroll
@@ -499,36 +528,19 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     dq_tile(bf16* __restrict__ dq, const float* __restrict__ delta, const bf16* __restrict__ dout,
             const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
             const float* __restrict__ lse, AttentionCall call, float scale, Aligned aligned) {
-    constexpr int kSlice = slice_width(W), kThreads = kTileWarps * 32;
-    constexpr int kRows = kTileWarps * kWarpRows, kTile = tile_size(kKeyBlock, W);
+    constexpr int kSlice = slice_width(W), kRows = kTileWarps * kWarpRows;
     constexpr int N = kRowStep / 8;
     DYNAMIC_SHARED(bf16, shared);
     const AttentionPlace place = attention_place<slices(W)>(call);
     const PackedRows packed(call, place);
     const int first_row = (place.tiles - 1 - place.tile) * kRows;
     if (first_row >= packed.count()) return;
-    const int last_row = min(first_row + kRows, packed.count()) - 1;
     const int C = call.C, first_column = place.slice * kSlice;
-    const int end = place.span.first + place.span.count;
     const int warp_row = first_row + threadIdx.x / 32 * kWarpRows;
     const WarpRows rows(packed, warp_row, call.window);
     const LaneRows mine(packed, warp_row);
 
-    const int64_t* const blocks = call.blocks + place.span.block;
-    const int stride = call.G * C;
-    const int j_begin = first_visible(packed.position(first_row), call.window) / kKeyBlock;
-    const int j_end = packed.position(last_row) / kKeyBlock + 1;
-    const auto load = [&](int j, int64_t block) {
-        bf16* const keys = shared + (j - j_begin) % 2 * 2 * kTile;
-        const int64_t at = (block * call.G + place.g) * C;
-        const int n = end - j * kKeyBlock;
-        load_tile<kKeyBlock, W, kThreads>(keys, k + at, stride, n, C, aligned.keys, threadIdx.x);
-        load_tile<kKeyBlock, W, kThreads>(keys + kTile, v + at, stride, n, C, aligned.keys,
-                                          threadIdx.x);
-        ptx::cp_async_commit();
-    };
-    load(j_begin, blocks[j_begin]);
-    int64_t next_block = j_begin + 1 < j_end ? blocks[j_begin + 1] : 0;
+    SplitWalk<W, W> splits(shared, k, v, call, place, packed, first_row, 0, aligned.keys);
 
     Fragment query[W / 16], grad[W / 16];
     load_rows<W>(query, q, mine, C, aligned.pairs);
@@ -537,12 +549,8 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     const float row_delta[2] = {delta[mine.head[0]], delta[mine.head[1]]};
     float sum[kSlice / 8][4] = {};
 
-    for (int j = j_begin; j < j_end; ++j) {
-        ptx::cp_async_wait<0>();
-        __syncthreads();
-        if (j + 1 < j_end) load(j + 1, next_block);
-        if (j + 2 < j_end) next_block = blocks[j + 2];
-        const bf16* const tile = shared + (j - j_begin) % 2 * 2 * kTile;
+    for (int j = splits.begin; j < splits.end; ++j) {
+        const bf16* const tile = splits.take(j);
 #pragma unroll 1
         for (int s = 0; s < kKeyBlock; s += kRowStep) {
             const int base = j * kKeyBlock + s;
@@ -552,7 +560,7 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
             dot_rows<W>(
                 ds, [&](int i) { return query[i]; }, keys);
             dot_rows<W>(
-                dp, [&](int i) { return grad[i]; }, keys + kTile);
+                dp, [&](int i) { return grad[i]; }, keys + splits.kKeys);
 #pragma unroll
             for (int n = 0; n < N; ++n)
 #pragma unroll

@@ -83,22 +83,21 @@ __device__ inline int rows_end(const Span& span, int end, int window) {
     return window > 0 && window < last - end + 1 ? end + window - 1 : last;
 }
 
-// How a row's sums take in those of the next split; not at all where the row sees none of its keys.
+// How a row's sums take in those of the next split.
 struct SplitFactors {
-    bool sees = false;
-    float old_sum = 0, new_sum = 0;
+    float old_sum, new_sum;
 
     __device__ float combine(float sum, float sum_j) const {
         return std::fma(sum, old_sum, sum_j * new_sum);
     }
 };
-// m, l are of the splits so far and take in m_j, l_j.
+// m, l are of the splits so far and take in m_j, l_j. Where the row sees no key of the split, m_j
+// is -inf, sum_j is 0, and combine gives exactly sum, the sign of a 0 included.
 template <class Exp>
 __device__ SplitFactors combine_split(float& m, float& l, float m_j, float l_j, Exp exp) {
-    SplitFactors factors;
-    if (m_j == -INFINITY) return factors;
     const float m_new = std::fmax(m, m_j);
-    factors = {true, exp(m - m_new), exp(m_j - m_new)};
+    SplitFactors factors{exp(m - m_new), exp(m_j - m_new)};
+    if (m_j == -INFINITY) factors = {1.f, -0.f};
     l = factors.combine(l, l_j);
     m = m_new;
     return factors;
