@@ -2,6 +2,7 @@
 // kThreads-th pack of its row, adds up its own elements in order, and the threads' sums are added
 // in one fixed tree: a row's bits depend on the row and its width alone. Rows are read once where
 // they fit in registers.
+#include "kernels/block_reduce.cuh"
 #include "kernels/rmsnorm.h"
 #include "kernels/row_sums.cuh"
 
@@ -60,22 +61,13 @@ class RowPacks {
     Pack<T> held_[W::kHeld > 0 ? W::kHeld : 1];
 };
 
-// The sum of v over a row's threads, the same bits in all of them: lanes pairwise, then warps in
-// order.
+// The sum of v over a row's threads, the same bits in all of them.
 template <class W>
 __device__ float row_sum(float v) {
-    v = lanes_sum(v);
-    if constexpr (W::kThreads > 32) {
-        constexpr int kWarps = W::kThreads / 32;
-        using Sums = float[kWarps];
-        SHARED(Sums, sums);
-        __syncthreads();  // the previous call's sums have been read
-        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
-        __syncthreads();
-        v = sums[0];
-        for (int warp = 1; warp < kWarps; ++warp) v += sums[warp];
-    }
-    return v;
+    if constexpr (W::kThreads > 32)
+        return block_sum<W::kThreads>(v);
+    else
+        return lanes_sum(v);
 }
 
 // 1/sqrt(mean_d x[d]^2 + eps). Elements beyond D are 0. The mean is a product with inv_D = 1/D, and

@@ -1,9 +1,10 @@
-// The plain types that every kernel contract shares. No allocation, no state, no CUDA header.
+// The plain types that every kernel contract shares. No allocation, no state.
 #pragma once
 #include <bit>
 #include <cstdint>
 
 #if defined(__CUDACC__)
+#include <cuda_bf16.h>  // for the one instruction that rounds to bfloat16
 #define FBT_HOST_DEVICE __host__ __device__
 #else
 #define FBT_HOST_DEVICE
@@ -20,21 +21,6 @@
     }                \
     namespace cuda { \
     __VA_ARGS__      \
-    }
-// The same for an op that has no `.cu` yet: calling it on a CUDA device reports `unsupported`.
-// Writing the kernel turns this declaration into FBT_OP; nothing else changes.
-#define FBT_HOST_OP(name, ...)                                   \
-    namespace ref {                                              \
-    __VA_ARGS__                                                  \
-    }                                                            \
-    namespace cpu {                                              \
-    __VA_ARGS__                                                  \
-    }                                                            \
-    namespace cuda {                                             \
-    template <class T, class... Args>                            \
-    Status name(Args&&...) {                                     \
-        return {Code::unsupported, #name " has no CUDA kernel"}; \
-    }                                                            \
     }
 
 namespace fbt::kernels {
@@ -56,15 +42,19 @@ struct Stream {
 };
 
 // A bfloat16: the upper half of an IEEE float. It only stores: arithmetic is done in float, and
-// bf16(x) rounds to the nearest, ties to even (a NaN stays one, made quiet).
+// bf16(x) rounds to the nearest, ties to even (a NaN stays some NaN).
 struct bf16 {
     uint16_t bits;
 
     bf16() = default;
     FBT_HOST_DEVICE explicit bf16(float x) {
+#if defined(__CUDA_ARCH__)
+        bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
         const uint32_t b = std::bit_cast<uint32_t>(x);
         const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
         bits = uint16_t((nan ? b | 0x400000u : b + 0x7fffu + (b >> 16 & 1)) >> 16);
+#endif
     }
     FBT_HOST_DEVICE explicit operator float() const {
         return std::bit_cast<float>(uint32_t(bits) << 16);
