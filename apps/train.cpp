@@ -109,7 +109,8 @@ Train::Train(CLI::App& app) {
     s.add("clip_norm", &train_.adamw.clip_norm, "of the whole gradient; 0: none").at_least(0);
     s.add("seed", &train_.seed, "of every random draw");
     s.add("fast_matmul", &train_.fast_matmul,
-          "CUDA: train with cuBLASLt's products, which do not keep the row rule");
+          "CUDA: train with cuBLASLt's products, which do not keep the row rule")
+        .changeable();
     s.add("max_skipped", &train_.max_skipped, "non-finite steps in a row before giving up")
         .at_least(1);
     s.add("memory_budget", &memory_mib_, "MiB; blocks are recomputed if they do not fit; 0: none")
