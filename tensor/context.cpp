@@ -7,7 +7,7 @@
 
 namespace fbt::tensor {
 
-Arena::~Arena() { trim(); }
+Arena::~Arena() { release_cached(); }
 
 // Up to an eighth of waste, so that nearly equal sizes share a free list.
 size_t Arena::rounded(size_t bytes) {
@@ -26,15 +26,18 @@ void* Arena::allocate(size_t bytes, Use use) {
     } else {
         p = memory_->allocate(size);
         if (!p) {
-            trim();
+            release_cached();
+            memory_->trim();
             p = memory_->allocate(size);
         }
         if (!p)
             throw Error(ErrorKind::environment,
                         "out of memory: " + std::to_string(size >> 20) + " MiB more wanted, " +
                             std::to_string(in_use_ >> 20) + " MiB in use" +
-                            (plan_.empty() ? "" : ", planned: " + plan_) +
-                            "; lower --tokens-per-step or set --memory-budget");
+                            (plan_.empty() ? "; take fewer or shorter sequences at a time"
+                                           : ", planned: " + plan_ +
+                                                 "; lower --tokens-per-step or set "
+                                                 "--memory-budget"));
     }
     if (use == Use::inbox) memory_->inbox_taken(p);
     in_use_ += size;
@@ -50,14 +53,13 @@ void Arena::release(void* p, size_t bytes, Use use) {
     in_use_ -= size;
 }
 
-void Arena::trim() {
+void Arena::release_cached() {
     for (auto& [kind, blocks] : free_)
         for (void* p : blocks) {
             if (kind.first == Use::inbox) memory_->inbox_forgotten(p);
             memory_->release(p);
         }
     free_.clear();
-    memory_->trim();
 }
 
 std::vector<std::string> device_names() {

@@ -38,6 +38,9 @@ class Memory {
     virtual void zero(void* p, size_t bytes) = 0;
     virtual void synchronize() = 0;
     virtual void* stream() = 0;
+    // An op over a tensor of this shape was queued. What goes wrong while it runs is noticed by a
+    // later call, which can then say what it was about.
+    virtual void queued(const char* /*op*/, const std::vector<int64_t>& /*shape*/) {}
 
     // An inbox is memory that the host fills first of all, so that this copy need not wait for what
     // is queued, but only for what used the memory before it was released the last time.
@@ -85,7 +88,7 @@ class Arena {
 
   private:
     static size_t rounded(size_t bytes);
-    void trim();  // gives every cached block back to the device
+    void release_cached();  // gives every cached block back to the device
     std::shared_ptr<Memory> memory_;
     std::mutex mutex_;
     std::map<std::pair<Use, size_t>, std::vector<void*>> free_;

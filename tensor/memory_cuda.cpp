@@ -36,6 +36,8 @@ class Event {
     }
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
     Event& operator=(Event&&) = delete;
+    // In destructors: where it fails the device has failed, and the next call says so.
+    void record_quietly(cudaStream_t stream) noexcept { (void)cudaEventRecord(event_, stream); }
     void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record event"); }
     // Later work on `stream` begins when what record() saw is done.
     void order(cudaStream_t stream) {
@@ -136,38 +138,20 @@ class CudaMemory : public Memory {
     }
 
     void copy_in(void* device, const void* host, size_t n) override {
-        const auto inbox = inboxes_.find(device);
-        if (inbox != inboxes_.end() && inbox->second.fresh && inbox->second.released) {
-            inbox->second.free.order(copies_);
-        } else {  // queued work may use this memory, or allocate it
-            reached_.record(compute_);
-            reached_.order(copies_);
-        }
-        if (inbox != inboxes_.end()) inbox->second.fresh = false;
-        for (size_t at = 0; at < n; at += kStagingBytes) {
-            const size_t part = std::min(kStagingBytes, n - at);
-            Staging::Slot& slot = staging_.next();
-            std::memcpy(slot.memory, static_cast<const std::byte*>(host) + at, part);
-            check(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, slot.memory, part,
-                                  cudaMemcpyHostToDevice, copies_),
-                  "copy to the device");
-            slot.copied.record(copies_);
-            if (at + part == n) slot.copied.order(compute_);
-        }
+        naming_the_op([&] { copy_to_device(device, host, n); });
     }
     void copy_out(void* host, const void* device, size_t n) override {
-        reached_.record(compute_);
-        reached_.order(copies_);
-        for (size_t at = 0; at < n; at += kStagingBytes) {
-            const size_t part = std::min(kStagingBytes, n - at);
-            Staging::Slot& slot = staging_.next();
-            check(cudaMemcpyAsync(slot.memory, static_cast<const std::byte*>(device) + at, part,
-                                  cudaMemcpyDeviceToHost, copies_),
-                  "copy to the host");
-            slot.copied.record(copies_);
-            slot.copied.wait();
-            std::memcpy(static_cast<std::byte*>(host) + at, slot.memory, part);
-        }
+        naming_the_op([&] { copy_to_host(host, device, n); });
+    }
+    void synchronize() override {
+        naming_the_op([&] {
+            check(cudaStreamSynchronize(copies_), "copies");
+            check(cudaStreamSynchronize(compute_), "kernels");
+        });
+    }
+    void queued(const char* op, const std::vector<int64_t>& shape) override {
+        last_op_ = op;
+        last_shape_ = shape;
     }
     void copy(void* to, const void* from, size_t n) override {
         if (n)
@@ -181,15 +165,11 @@ class CudaMemory : public Memory {
     void inbox_taken(void* p) override { inboxes_[p].fresh = true; }
     void inbox_released(void* p) override {
         Inbox& inbox = inboxes_.at(p);
-        inbox.free.record(compute_);
+        inbox.free.record_quietly(compute_);
         inbox.released = true;
     }
     void inbox_forgotten(void* p) override { inboxes_.erase(p); }
 
-    void synchronize() override {
-        check(cudaStreamSynchronize(copies_), "copies");
-        check(cudaStreamSynchronize(compute_), "kernels");
-    }
     void* stream() override { return compute_; }
 
     void begin_recording() override {
@@ -212,11 +192,60 @@ class CudaMemory : public Memory {
         bool released = false;
         bool fresh = true;  // nothing queued since it was taken uses it
     };
+    void copy_to_device(void* device, const void* host, size_t n) {
+        const auto inbox = inboxes_.find(device);
+        if (inbox != inboxes_.end() && inbox->second.fresh && inbox->second.released) {
+            inbox->second.free.order(copies_);
+        } else {  // queued work may use this memory, or allocate it
+            reached_.record(compute_);
+            reached_.order(copies_);
+        }
+        if (inbox != inboxes_.end()) inbox->second.fresh = false;
+        for (size_t at = 0; at < n; at += kStagingBytes) {
+            const size_t part = std::min(kStagingBytes, n - at);
+            Staging::Slot& slot = staging_.next();
+            std::memcpy(slot.memory, static_cast<const std::byte*>(host) + at, part);
+            check(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, slot.memory, part,
+                                  cudaMemcpyHostToDevice, copies_),
+                  "copy to the device");
+            slot.copied.record(copies_);
+            if (at + part == n) slot.copied.order(compute_);
+        }
+    }
+    void copy_to_host(void* host, const void* device, size_t n) {
+        reached_.record(compute_);
+        reached_.order(copies_);
+        for (size_t at = 0; at < n; at += kStagingBytes) {
+            const size_t part = std::min(kStagingBytes, n - at);
+            Staging::Slot& slot = staging_.next();
+            check(cudaMemcpyAsync(slot.memory, static_cast<const std::byte*>(device) + at, part,
+                                  cudaMemcpyDeviceToHost, copies_),
+                  "copy to the host");
+            slot.copied.record(copies_);
+            slot.copied.wait();
+            std::memcpy(static_cast<std::byte*>(host) + at, slot.memory, part);
+        }
+    }
+    // Failures of queued work come to light here.
+    template <class F>
+    void naming_the_op(F f) {
+        try {
+            f();
+        } catch (const Error& e) {
+            std::string text = std::string(e.what()) + " (queued last: " + last_op_ + ", [";
+            for (size_t i = 0; i < last_shape_.size(); ++i)
+                text += (i ? "," : "") + std::to_string(last_shape_[i]);
+            throw Error(e.kind(), text + "])");
+        }
+    }
+
     Stream compute_, copies_;
     Event reached_;
     Staging staging_;
     std::map<void*, Inbox> inboxes_;
     bool recording_ = false;
+    const char* last_op_ = "no op";
+    std::vector<int64_t> last_shape_;
 };
 
 }  // namespace

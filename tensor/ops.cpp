@@ -97,6 +97,7 @@ auto dispatch(const char* op, const Tensor& t, F&& call) {
     if (t.dtype() == DType::bf16 && context.backend() != Backend::cuda)
         throw Error(ErrorKind::usage,
                     std::string(op) + ": dtype bf16 needs a CUDA device, not " + context.name());
+    context.arena()->memory().queued(op, t.shape());
     auto run = [&] {
         if (t.dtype() == DType::f64)
             return call.template operator()<double>(context.backend(), context.stream());

@@ -2,6 +2,7 @@
 // dispatched to their CUDA kernels, against the ref backend; recordings.
 #include <numeric>
 
+#include "kernels/gpu.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tests/compare.h"
@@ -138,6 +139,29 @@ TEST_F(CudaTensors, OutOfMemoryTellsThePlan) {
             EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
     }
 }
+
+#ifdef FBT_SIMT
+__global__ void half_a_block_waits() {
+    if (threadIdx.x < 16) __syncthreads();
+}
+
+// The kernel fails late. The message says where and what was queued, and the tensors that the error
+// passes on its way are released in peace.
+TEST_F(CudaTensors, AFailedKernelIsReportedByTheNextReading) {
+    try {
+        const Tensor x = random(*device, {3, 5}, 1), y = tensor::add(x, x);
+        ASSERT_TRUE(ok(
+            kernels::cuda::launch(half_a_block_waits, {.grid = 1, .block = 32}, device->stream())));
+        y.to_vector<float>();
+        ADD_FAILURE() << "nothing was thrown";
+    } catch (const tensor::Error& e) {
+        EXPECT_EQ(e.kind(), tensor::ErrorKind::environment);
+        for (const char* part : {"tensor_test.cpp", "thread", "queued last: add, [3,5]"})
+            EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    }
+    simt::clear_failure();
+}
+#endif
 
 }  // namespace
 }  // namespace fbt::tests
