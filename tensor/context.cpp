@@ -7,7 +7,8 @@
 
 namespace fbt::tensor {
 
-Arena::~Arena() { trim(); }
+// Without trimming the device's memory: that waits for the device, and throws where it has failed.
+Arena::~Arena() { release_cached(); }
 
 // Up to an eighth of waste, so that nearly equal sizes share a free list.
 size_t Arena::rounded(size_t bytes) {
@@ -26,7 +27,8 @@ void* Arena::allocate(size_t bytes, Use use) {
     } else {
         p = memory_->allocate(size);
         if (!p) {
-            trim();
+            release_cached();
+            memory_->trim();
             p = memory_->allocate(size);
         }
         if (!p)
@@ -50,14 +52,13 @@ void Arena::release(void* p, size_t bytes, Use use) {
     in_use_ -= size;
 }
 
-void Arena::trim() {
+void Arena::release_cached() {
     for (auto& [kind, blocks] : free_)
         for (void* p : blocks) {
             if (kind.first == Use::inbox) memory_->inbox_forgotten(p);
             memory_->release(p);
         }
     free_.clear();
-    memory_->trim();
 }
 
 std::vector<std::string> device_names() {
@@ -106,7 +107,10 @@ void Context::set_fast_matmul(bool on) {
                         std::string("fast_matmul on ") + name_ + ": " + status.message);
         // It may be destroyed when the work that was queued with it is done.
         fast_ = {made, [memory = arena_->shared_memory()](kernels::cuda::MatmulFast* fast) {
-                     memory->synchronize();
+                     try {
+                         memory->synchronize();
+                     } catch (const Error&) {  // a failed device has no work left
+                     }
                      kernels::cuda::matmul_fast_destroy(fast);
                  }};
         return;

@@ -85,7 +85,7 @@ class Arena {
 
   private:
     static size_t rounded(size_t bytes);
-    void trim();  // gives every cached block back to the device
+    void release_cached();  // gives every cached block back to the device
     std::shared_ptr<Memory> memory_;
     std::mutex mutex_;
     std::map<std::pair<Use, size_t>, std::vector<void*>> free_;

@@ -37,6 +37,9 @@ class Event {
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
     Event& operator=(Event&&) = delete;
     void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record event"); }
+    bool try_record(cudaStream_t stream) noexcept {  // for destructors
+        return cudaEventRecord(event_, stream) == cudaSuccess;
+    }
     // Later work on `stream` begins when what record() saw is done.
     void order(cudaStream_t stream) {
         check(cudaStreamWaitEvent(stream, event_, 0), "wait for an event");
@@ -116,8 +119,7 @@ class CudaMemory : public Memory {
     ~CudaMemory() override { (void)cudaStreamSynchronize(copies_); }
 
     void* allocate(size_t bytes) override {
-        if (recording_)
-            throw Error(ErrorKind::internal, "memory wanted while a graph is being recorded");
+        refuse_while_recording("memory");
         void* p = nullptr;
         const cudaError_t e = cudaMallocAsync(&p, bytes, compute_);
         if (e == cudaErrorMemoryAllocation) {
@@ -136,6 +138,7 @@ class CudaMemory : public Memory {
     }
 
     void copy_in(void* device, const void* host, size_t n) override {
+        refuse_while_recording("a copy from the host");
         const auto inbox = inboxes_.find(device);
         if (inbox != inboxes_.end() && inbox->second.fresh && inbox->second.released) {
             inbox->second.free.order(copies_);
@@ -156,6 +159,7 @@ class CudaMemory : public Memory {
         }
     }
     void copy_out(void* host, const void* device, size_t n) override {
+        refuse_while_recording("a copy to the host");
         reached_.record(compute_);
         reached_.order(copies_);
         for (size_t at = 0; at < n; at += kStagingBytes) {
@@ -181,8 +185,9 @@ class CudaMemory : public Memory {
     void inbox_taken(void* p) override { inboxes_[p].fresh = true; }
     void inbox_released(void* p) override {
         Inbox& inbox = inboxes_.at(p);
-        inbox.free.record(compute_);
-        inbox.released = true;
+        // A recording would keep the event for itself: then, as after a failure, the next copy
+        // waits for all that is queued.
+        inbox.released = !recording_ && inbox.free.try_record(compute_);
     }
     void inbox_forgotten(void* p) override { inboxes_.erase(p); }
 
@@ -212,6 +217,12 @@ class CudaMemory : public Memory {
         bool released = false;
         bool fresh = true;  // nothing queued since it was taken uses it
     };
+    void refuse_while_recording(const char* what) const {
+        if (recording_)
+            throw Error(ErrorKind::internal,
+                        std::string(what) + " wanted while a graph is being recorded");
+    }
+
     Stream compute_, copies_;
     Event reached_;
     Staging staging_;
