@@ -7,6 +7,7 @@
 
 namespace fbt::tensor {
 
+// Without trimming the device's memory: that waits for the device, and throws where it has failed.
 Arena::~Arena() { release_cached(); }
 
 // Up to an eighth of waste, so that nearly equal sizes share a free list.
@@ -108,7 +109,10 @@ void Context::set_fast_matmul(bool on) {
                         std::string("fast_matmul on ") + name_ + ": " + status.message);
         // It may be destroyed when the work that was queued with it is done.
         fast_ = {made, [memory = arena_->shared_memory()](kernels::cuda::MatmulFast* fast) {
-                     memory->synchronize();
+                     try {
+                         memory->synchronize();
+                     } catch (const Error&) {  // a failed device has no work left
+                     }
                      kernels::cuda::matmul_fast_destroy(fast);
                  }};
         return;

@@ -36,9 +36,10 @@ class Event {
     }
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
     Event& operator=(Event&&) = delete;
-    // In destructors: where it fails the device has failed, and the next call says so.
-    void record_quietly(cudaStream_t stream) noexcept { (void)cudaEventRecord(event_, stream); }
     void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record event"); }
+    bool try_record(cudaStream_t stream) noexcept {  // for destructors
+        return cudaEventRecord(event_, stream) == cudaSuccess;
+    }
     // Later work on `stream` begins when what record() saw is done.
     void order(cudaStream_t stream) {
         check(cudaStreamWaitEvent(stream, event_, 0), "wait for an event");
@@ -118,8 +119,7 @@ class CudaMemory : public Memory {
     ~CudaMemory() override { (void)cudaStreamSynchronize(copies_); }
 
     void* allocate(size_t bytes) override {
-        if (recording_)
-            throw Error(ErrorKind::internal, "memory wanted while a graph is being recorded");
+        refuse_while_recording("memory");
         void* p = nullptr;
         const cudaError_t e = cudaMallocAsync(&p, bytes, compute_);
         if (e == cudaErrorMemoryAllocation) {
@@ -165,8 +165,9 @@ class CudaMemory : public Memory {
     void inbox_taken(void* p) override { inboxes_[p].fresh = true; }
     void inbox_released(void* p) override {
         Inbox& inbox = inboxes_.at(p);
-        inbox.free.record_quietly(compute_);
-        inbox.released = true;
+        // A recording would keep the event for itself: then, as after a failure, the next copy
+        // waits for all that is queued.
+        inbox.released = !recording_ && inbox.free.try_record(compute_);
     }
     void inbox_forgotten(void* p) override { inboxes_.erase(p); }
 
@@ -193,6 +194,7 @@ class CudaMemory : public Memory {
         bool fresh = true;  // nothing queued since it was taken uses it
     };
     void copy_to_device(void* device, const void* host, size_t n) {
+        refuse_while_recording("a copy from the host");
         const auto inbox = inboxes_.find(device);
         if (inbox != inboxes_.end() && inbox->second.fresh && inbox->second.released) {
             inbox->second.free.order(copies_);
@@ -213,6 +215,7 @@ class CudaMemory : public Memory {
         }
     }
     void copy_to_host(void* host, const void* device, size_t n) {
+        refuse_while_recording("a copy to the host");
         reached_.record(compute_);
         reached_.order(copies_);
         for (size_t at = 0; at < n; at += kStagingBytes) {
@@ -225,6 +228,11 @@ class CudaMemory : public Memory {
             slot.copied.wait();
             std::memcpy(static_cast<std::byte*>(host) + at, slot.memory, part);
         }
+    }
+    void refuse_while_recording(const char* what) const {
+        if (recording_)
+            throw Error(ErrorKind::internal,
+                        std::string(what) + " wanted while a graph is being recorded");
     }
     // Failures of queued work come to light here.
     template <class F>

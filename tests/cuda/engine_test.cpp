@@ -104,6 +104,26 @@ TEST_P(CudaEngine, DecodingDoesNotDependOnTheBatch) {
     EXPECT_TRUE(same_bits(hidden, alone.hidden));
 }
 
+// Sequences come and go between the steps, also right before the step that is recorded.
+TEST_P(CudaEngine, SequencesJoinBetweenSteps) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    const int P = 5, end = P + 12;
+    const std::vector<int32_t> tokens = random_tokens(end, model.config().vocab_size, 7);
+    const Rows alone = rows_of(decode_known(model, tokens, P, Mode::soft));
+    Decoder decoder(model, Mode::soft);
+    std::vector<Tensor> head;
+    const int id = decoder.prefill({{tokens.begin(), tokens.begin() + P}}, &head)[0];
+    std::vector<double> hidden = head[0].to_double();
+    for (int t = P; t < end; ++t) {
+        const int other = decoder.prefill({random_tokens(7 * t, 23, unsigned(t))})[0];
+        const std::vector<double> row = decoder.step({id}, {tokens[t]}).to_double();
+        hidden.insert(hidden.end(), row.begin(), row.end());
+        if (t % 2) decoder.drop(other);
+    }
+    EXPECT_TRUE(same_bits(hidden, alone.hidden));
+}
+
 // Twenty steps with one to three passes beside the CPU in f32 and the plain loops in f64. How far
 // f32 is off depends on the order of sums, so the device may be off by 4 times the worst of the
 // CPU's steps; to first order errors grow with the unit roundoff, so bf16 by 2^16 times as much.

@@ -128,6 +128,71 @@ TEST_F(CudaTensors, GraphReplaysOnNewInputs) {
     EXPECT_TRUE(graph.recorded());
 }
 
+// An upload's memory goes back while a graph is recorded: it is used again before the graph runs.
+TEST_F(CudaTensors, UploadsDroppedWhileRecording) {
+    Tensor out = Tensor::zeros(*device, {64}, DType::f32);
+    Tensor kept;
+    tensor::Graph graph;
+    for (int i = 1; i <= 4; ++i) {
+        kept = Tensor::from(*device, std::vector<float>(64, float(i)), {64});
+        tensor::add_accum(out, kept);
+        graph.run(*device, [&] {
+            kept = {};
+            tensor::add_accum(out, tensor::add(out, out));
+        });
+        const Tensor next = Tensor::from(*device, std::vector<float>(64, 1), {64});
+        tensor::add_accum(out, next);
+    }
+    // x -> 3 (x + i) + 1
+    EXPECT_EQ(out.to_vector<float>(), std::vector<float>(64, 214));
+}
+
+// Neither is in a graph, where it would happen once.
+TEST_F(CudaTensors, HostMemoryIsRefusedWhileRecording) {
+    Tensor device_side = Tensor::zeros(*device, {64}, DType::f32);
+    const std::vector<float> ones(64, 1);
+    const std::function<void()> works[] = {[&] { device_side.copy_in(ones.data(), 256); },
+                                           [&] { (void)Tensor::from(*device, ones, {64}); },
+                                           [&] { (void)device_side.to_vector<float>(); }};
+    for (const auto& work : works) {
+        tensor::Graph graph;
+        graph.run(*device, work);
+        try {
+            graph.run(*device, work);
+            ADD_FAILURE() << "nothing was thrown";
+        } catch (const tensor::Error& e) {
+            EXPECT_EQ(e.kind(), tensor::ErrorKind::internal);
+            EXPECT_NE(std::string(e.what()).find("recorded"), std::string::npos) << e.what();
+        }
+        EXPECT_FALSE(graph.recorded());
+        // The device goes on.
+        device_side.copy_in(ones.data(), 256);
+        EXPECT_EQ(tensor::add(device_side, device_side).to_vector<float>(),
+                  std::vector<float>(64, 2));
+    }
+}
+
+#ifdef FBT_SIMT  // a GPU that has failed stays so until the process ends
+// One error, said once: what is destroyed on the way out has nothing to add.
+TEST_F(CudaTensors, AFailedDeviceIsReportedOnce) {
+    {
+        const Tensor x = Tensor::zeros(*device, {64}, DType::f32);
+        const Tensor upload = random(*device, {64}, 1);
+        tensor::Graph graph;
+        for (int i = 0; i < 2; ++i) graph.run(*device, [&] { (void)tensor::add(x, x); });
+        device->arena()->memory().zero(x.raw(), size_t(1) << 20);  // past its end
+        try {
+            (void)x.to_vector<float>();
+            ADD_FAILURE() << "nothing was thrown";
+        } catch (const tensor::Error& e) {
+            EXPECT_EQ(e.kind(), tensor::ErrorKind::environment);
+        }
+    }
+    device.reset();
+    simt::clear_failure();
+}
+#endif
+
 TEST_F(CudaTensors, OutOfMemoryTellsThePlan) {
     device->arena()->set_plan("everything 3 MiB");
     try {
