@@ -190,7 +190,7 @@ void add_attention(std::vector<Op>& ops, Context& c, int64_t rows, int T, int he
                        return cuda::attention_forward<bf16, float>(
                            o.data<bf16>(), lse.data<float>(), q.data<bf16>(), k.data<bf16>(),
                            v.data<bf16>(), spans->table(), heads, kv_heads, width, window, scale,
-                           s);
+                           nullptr, s);
                    }});
     ops.push_back({"attention_backward" + shape, Unit::flop, 2.5 * flops, [=](Stream s) {
                        return cuda::attention_backward<bf16, float>(
