@@ -190,7 +190,7 @@ void add_attention(std::vector<Op>& ops, Context& c, int64_t rows, int T, int he
                        return cuda::attention_forward<bf16, float>(
                            o.data<bf16>(), lse.data<float>(), q.data<bf16>(), k.data<bf16>(),
                            v.data<bf16>(), spans->table(), heads, kv_heads, width, window, scale,
-                           s);
+                           nullptr, s);
                    }});
     ops.push_back({"attention_backward" + shape, Unit::flop, 2.5 * flops, [=](Stream s) {
                        return cuda::attention_backward<bf16, float>(
@@ -198,6 +198,37 @@ void add_attention(std::vector<Op>& ops, Context& c, int64_t rows, int T, int he
                            o.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(),
                            o.data<bf16>(), lse.data<float>(), spans->table(), heads, kv_heads,
                            width, window, scale, s);
+                   }});
+}
+
+// The next position of one sequence, of T stored; another at each call, so that its keys and values
+// come from memory, not from the L2 cache.
+void add_decoding(std::vector<Op>& ops, Context& c, int T, int heads, int kv_heads, int width,
+                  int window) {
+    constexpr int kSequences = 8;
+    std::vector<std::shared_ptr<SpanBatch>> spans;
+    for (int i = 0; i < kSequences; ++i) {
+        spans.push_back(std::make_shared<SpanBatch>());
+        spans.back()->add_contiguous(T - 1, 1, int64_t(i) * T);
+        spans.back()->upload(c);
+    }
+    const int64_t scratch_size =
+        cuda::attention_scratch_size<bf16>(spans[0]->table(), heads, kv_heads, width, window);
+    const Tensor q = filled(c, {1, heads, width}, DType::bf16),
+                 o = filled(c, q.shape(), DType::bf16),
+                 k = filled(c, {int64_t(kSequences) * T, kv_heads, width}, DType::bf16),
+                 v = filled(c, k.shape(), DType::bf16),
+                 scratch = Tensor::empty(c, {scratch_size}, DType::f32);
+    const double bytes = 4.0 * width * kv_heads * (window > 0 ? std::min(T, window) : T);
+    ops.push_back({"attention_forward/1of" + std::to_string(T) + "/H" + std::to_string(heads) +
+                       "/C" + std::to_string(width) +
+                       (window ? "/window" + std::to_string(window) : "") + "/bf16",
+                   Unit::byte, bytes, [=, next = 0](Stream s) mutable {
+                       next = (next + 1) % kSequences;
+                       return cuda::attention_forward<bf16, float>(
+                           o.data<bf16>(), nullptr, q.data<bf16>(), k.data<bf16>(), v.data<bf16>(),
+                           spans[size_t(next)]->table(), heads, kv_heads, width, window,
+                           1 / std::sqrt(float(width)), scratch.data<float>(), s);
                    }});
 }
 
@@ -272,6 +303,8 @@ int run_all(int argc, char** argv) {
     add_attention(ops, c, N, 8192, H, G, C, kWindow);
     add_attention(ops, c, N, 8192, 16, 16, 128, 0);
     add_attention(ops, c, N, 8192, 16, 16, 64, 0);
+    add_decoding(ops, c, 8192, H, G, C, 0);
+    add_decoding(ops, c, 8192, H, G, C, kWindow);
     for (const Op& op : ops)
         benchmark::RegisterBenchmark(op.name.c_str(), [&c, &op](benchmark::State& state) {
             time_op(state, c, op);

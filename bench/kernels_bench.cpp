@@ -192,7 +192,7 @@ Op attention_forward_op(const Model& m) {
             {queries, statistic, queries, keys, values},  // o, lse, q, k, v
             {{error.o}, {error.lse}},
             FBT_CALL(backend::attention_forward(a[0], a[1], a[2], a[3], a[4], spans->table, m.H,
-                                                m.G, m.C, 0, T(error.scale), s))};
+                                                m.G, m.C, 0, T(error.scale), nullptr, s))};
 }
 
 // Five products: q.k and dout.v again, then dv, dq and dk.
@@ -211,7 +211,7 @@ Op attention_backward_op(const Model& m) {
                                                  a[8], a[9], spans->table, m.H, m.G, m.C, 0,
                                                  T(error.scale), s)),
             FBT_CALL(backend::attention_forward(a[8], a[9], a[5], a[6], a[7], spans->table, m.H,
-                                                m.G, m.C, 0, T(error.scale), s))};
+                                                m.G, m.C, 0, T(error.scale), nullptr, s))};
 }
 
 // ---- norms: x is read and y written, and what else an op takes of that size. Where x is at least

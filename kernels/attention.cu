@@ -392,16 +392,23 @@ Status attention_backward_plain(float* dq, float* dk, float* dv, const float* de
 
 template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
-                         int H, int G, int C, int window, A scale, Stream s) {
+                         int H, int G, int C, int window, A scale,
+                         [[maybe_unused]] std::type_identity_t<A>* scratch, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     if (!(scale > 0)) return {Code::bad_argument, "attention on the GPU needs scale > 0"};
     if (table.count == 0 || table.max_count == 0) return {};
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;
     if constexpr (std::is_same_v<T, bf16>)
-        return attention_forward_mma(o, lse, q, k, v, table, call, scale, s);
+        return attention_forward_mma(o, lse, q, k, v, table, call, scale, scratch, s);
     else
         return attention_forward_plain(o, lse, q, k, v, table, call, scale, s);
+}
+
+template <class T>
+int64_t attention_scratch_size(const SpanTable& table, int H, int G, int C, int window) {
+    if (std::is_same_v<T, float> || !attention_arguments(H, G, C, window).ok()) return 0;
+    return attention_scratch_mma(table, {table.spans, table.blocks, table.count, H, G, C, window});
 }
 
 template <class T, class A>
@@ -431,7 +438,8 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
 #define INSTANTIATE(T)                                                                       \
     template Status attention_forward<T, float>(T*, float*, const T*, const T*, const T*,    \
                                                 const SpanTable&, int, int, int, int, float, \
-                                                Stream);                                     \
+                                                float*, Stream);                             \
+    template int64_t attention_scratch_size<T>(const SpanTable&, int, int, int, int);        \
     template Status attention_backward<T, float>(                                            \
         T*, float*, float*, float*, const T*, const T*, const T*, const T*, const T*,        \
         const float*, const SpanTable&, int, int, int, int, float, Stream);

@@ -1,5 +1,7 @@
 // Causal attention over spans: grouped queries, sliding window, keys in fixed splits.
 #pragma once
+#include <type_traits>
+
 #include "kernels/types.h"
 
 namespace fbt::kernels {
@@ -34,7 +36,8 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 //
 // Shapes  q, o [N,H,C] T; k, v: key stores [rows,G,C] T, addressed through the span table, which
 //         hold every position [0, first+count) of each span (the span's own rows included);
-//         lse [N,H] A, may be null.
+//         lse [N,H] A, may be null; scratch: attention_scratch_size<T> elements, aligned to 8
+//         bytes, or null.
 // Dtypes  T = float or double; cuda: T = float or bf16, A = float. In bf16 weights are rounded
 //         (to 2^-8) for their product with v; l_j is the sum of the rounded ones, so that they
 //         still add up to 1. Scores, m, l, sums are float; o is rounded once.
@@ -46,12 +49,16 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 //   - kernels read spans and blocks in device memory, and grids depend on table.count, max_count
 //     and max_end alone: a captured launch serves every later table with the same count whose
 //     spans have at most max_count rows (0 is allowed) and end by max_end;
+//   - where the size of the scratch is not 0, there are few rows and many keys, and with a scratch
+//     the splits of a row are computed all over the device at once: the same bits, sooner;
 //   - speed: C = 64, 96 and 128 are tuned, others pad to 64, 96, 128, 192 or 256; rows of whole,
 //     aligned 16 bytes (C % 8 == 0 in bf16) are copied asynchronously. None of it changes bits.
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
                                 const SpanTable& table, int H, int G, int C, int window, A scale,
-                                Stream s);)
+                                std::type_identity_t<A>* scratch, Stream s);
+       template <class T>  // 0 on ref and cpu; at most 64 MiB; by what grids depend on
+       int64_t attention_scratch_size(const SpanTable& table, int H, int G, int C, int window);)
 
 // Backward, with p[t,s] = exp(score - lse[t]) and delta[t] = sum_c dout[t,c]*o[t,c]:
 //   dv[s] = sum_t p[t,s]*dout[t]         ds[t,s] = p[t,s]*(dout[t].v[s] - delta[t])

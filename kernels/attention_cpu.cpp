@@ -333,7 +333,8 @@ void backward_span(float* dq, float* dk, float* dv, float* delta, const float* d
 
 template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
-                         int H, int G, int C, int window, A scale, Stream s) {
+                         int H, int G, int C, int window, A scale, std::type_identity_t<A>*,
+                         Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     const int64_t tiles = (int64_t(table.max_count) * (H / G) + kRows - 1) / kRows;
     // Items of work: tile by span by key head, shorter spans' missing tiles skipped.
@@ -367,9 +368,15 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     return {};
 }
 
+template <class T>
+int64_t attention_scratch_size(const SpanTable&, int, int, int, int) {
+    return 0;
+}
+
 template Status attention_forward<float, float>(float*, float*, const float*, const float*,
                                                 const float*, const SpanTable&, int, int, int, int,
-                                                float, Stream);
+                                                float, float*, Stream);
+template int64_t attention_scratch_size<float>(const SpanTable&, int, int, int, int);
 template Status attention_backward<float, float>(float*, float*, float*, float*, const float*,
                                                  const float*, const float*, const float*,
                                                  const float*, const float*, const SpanTable&, int,

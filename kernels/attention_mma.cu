@@ -6,9 +6,9 @@
 // The row rule: a score is one chain of mma over the columns; m_j, l_j and o_j of a split of keys
 // are computed from scratch, o_j as one chain of mma over the split's 64 keys with weights
 // exp(score - m_j) rounded to bf16; l_j is the sum of the rounded weights, by the same mma with a
-// column of ones, so that weights still add up to 1. forward_tile and forward_few differ in which
-// warp does that, not in what is done. Weights of keys that a row does not see are 0, and adding 0
-// changes nothing.
+// column of ones, so that weights still add up to 1. forward_tile, forward_few and forward_split
+// differ in which warp does that, not in what is done. Weights of keys that a row does not see are
+// 0, and adding 0 changes nothing.
 //
 // exp(x) is 2^(x log2 e), the factor folded into the scale; with ex2's 2 ulp the relative error of
 // a weight exp(scale*s - scale*m) is below (2 |scale*s| + 2 |scale*m| + 4) 2^-24, beside the
@@ -235,21 +235,22 @@ __device__ void mask(float (&score)[N][4], const WarpRows& rows, int base) {
 // The splits that a block of kTileWarps warps walks for its 128 rows: W columns of k and V of v,
 // the next split on its way to shared memory while the warps work on this one.
 template <int W, int V>
-struct SplitWalk {
+struct SplitWalk : SplitRange {
     static constexpr int kKeys = tile_size(kKeyBlock, W), kStage = kKeys + tile_size(kKeyBlock, V);
     static constexpr int kThreads = kTileWarps * 32, kRows = kTileWarps * kWarpRows;
 
     bf16* shared;       // two stages
     const bf16 *k, *v;  // their key head, v from its first column on
     const int64_t* blocks;
-    int stride, columns, v_columns, rows_end, begin, end;
+    int stride, columns, v_columns, rows_end;
     int64_t next_block;  // read a split ahead
     bool aligned;
 
     __device__ SplitWalk(bf16* the_shared, const bf16* the_k, const bf16* the_v,
                          const AttentionCall& call, const AttentionPlace& place,
                          const PackedRows& rows, int first_row, int first_column, bool is_aligned)
-        : shared(the_shared),
+        : SplitRange(rows, first_row, kRows, call.window),
+          shared(the_shared),
           k(the_k + place.g * call.C),
           v(the_v + place.g * call.C + first_column),
           blocks(call.blocks + place.span.block),
@@ -257,8 +258,6 @@ struct SplitWalk {
           columns(call.C),
           v_columns(call.C - first_column),
           rows_end(place.span.first + place.span.count),
-          begin(first_visible(rows.position(first_row), call.window) / kKeyBlock),
-          end(rows.position(min(first_row + kRows, rows.count()) - 1) / kKeyBlock + 1),
           aligned(is_aligned) {
         load(begin, blocks[begin]);
         next_block = begin + 1 < end ? blocks[begin + 1] : 0;
@@ -401,9 +400,48 @@ __global__ void __launch_bounds__(kTileWarps * 32, 1)
     }
 }
 
-// Decoding has few rows and many keys: here the warps of a block share 16 rows, warp w takes splits
-// w, w + Warps, ... and copies them for itself. After every round the splits' sums are combined in
-// order, each thread two neighbouring columns, and further ones, of one row.
+// ---- decoding: few rows and many keys ----
+
+// The tiles of one split that a warp copies for itself.
+template <int W>
+struct WarpTiles {
+    static constexpr int kSlice = slice_width(W), kKeys = tile_size(kKeyBlock, W);
+    static constexpr int kStage = kKeys + tile_size(kKeyBlock, kSlice);
+
+    bf16 *keys, *values;
+    const bf16 *k, *v;  // their key head, v from the slice's first column on
+    const int64_t* blocks;
+    int stride, columns, v_columns, rows_end;
+    bool aligned;
+
+    __device__ WarpTiles(bf16* stage, const bf16* the_k, const bf16* the_v,
+                         const AttentionCall& call, const AttentionPlace& place, bool is_aligned)
+        : keys(stage),
+          values(stage + kKeys),
+          k(the_k + place.g * call.C),
+          v(the_v + place.g * call.C + place.slice * kSlice),
+          blocks(call.blocks + place.span.block),
+          stride(call.G * call.C),
+          columns(call.C),
+          v_columns(call.C - place.slice * kSlice),
+          rows_end(place.span.first + place.span.count),
+          aligned(is_aligned) {}
+    // Each is one group of asynchronous copies.
+    __device__ void load_keys(int j) { load<W>(keys, k, j, columns); }
+    __device__ void load_values(int j) { load<kSlice>(values, v, j, v_columns); }
+
+  private:
+    template <int Width>
+    __device__ void load(bf16* tile, const bf16* from, int j, int n) {
+        load_tile<kKeyBlock, Width, 32>(tile, from + blocks[j] * stride, stride,
+                                        rows_end - j * kKeyBlock, n, aligned, threadIdx.x % 32);
+        ptx::cp_async_commit();
+    }
+};
+
+// The warps of a block share 16 rows, warp w takes splits w, w + Warps, ... After every round the
+// splits' sums are combined in order, each thread two neighbouring columns, and further ones, of
+// one row.
 __host__ __device__ constexpr int few_warps(int W) { return W <= 192 ? 4 : 2; }
 
 template <int W>
@@ -411,8 +449,8 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     forward_few(bf16* __restrict__ o, float* __restrict__ lse, const bf16* __restrict__ q,
                 const bf16* __restrict__ k, const bf16* __restrict__ v, AttentionCall call,
                 float scale, Aligned aligned) {
+    using Tiles = WarpTiles<W>;
     constexpr int kSlice = slice_width(W), kWarps = few_warps(W);
-    constexpr int kKeys = tile_size(kKeyBlock, W), kStage = kKeys + tile_size(kKeyBlock, kSlice);
     constexpr int kSumStride = kSlice + kPad;
     constexpr int kRowThreads = kWarps * 32 / kWarpRows, kPairs = kSlice / 2 / kRowThreads;
     // A warp's sums take its values' place.
@@ -428,56 +466,42 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
     const PackedRows packed(call, place);
     const int first_row = place.tile * kWarpRows;
     if (first_row >= packed.count()) return;
-    const int last_row = min(first_row + kWarpRows, packed.count()) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int C = call.C, first_column = place.slice * kSlice;
-    const int end = place.span.first + place.span.count;
+    const SplitRange splits(packed, first_row, kWarpRows, call.window);
     const WarpRows rows(packed, first_row, call.window);
 
-    const int64_t* const blocks = call.blocks + place.span.block;
-    const int stride = call.G * C;
-    const int j_begin = first_visible(rows.first_t, call.window) / kKeyBlock;
-    const int j_end = rows.last_t / kKeyBlock + 1;
-    bf16* const keys = shared + warp * kStage;
-    bf16* const values = keys + kKeys;
-    const auto load_keys = [&](int j) {
-        if (j < j_end)
-            load_tile<kKeyBlock, W, 32>(keys, k + (blocks[j] * call.G + place.g) * C, stride,
-                                        end - j * kKeyBlock, C, aligned.keys, lane);
-        ptx::cp_async_commit();
-    };
-    const auto load_values = [&](int j) {
-        if (j < j_end)
-            load_tile<kKeyBlock, kSlice, 32>(
-                values, v + (blocks[j] * call.G + place.g) * C + first_column, stride,
-                end - j * kKeyBlock, C - first_column, aligned.keys, lane);
-        ptx::cp_async_commit();
-    };
-    load_keys(j_begin + warp);
-    load_values(j_begin + warp);
-
-    const LaneRows mine(packed, first_row);
+    Tiles tiles(shared + warp * Tiles::kStage, k, v, call, place, aligned.keys);
+    if (splits.begin + warp < splits.end) {
+        tiles.load_keys(splits.begin + warp);
+        tiles.load_values(splits.begin + warp);
+    }
     Fragment query[W / 16];
-    load_rows<W>(query, q, mine, C, aligned.pairs);
+    load_rows<W>(query, q, LaneRows(packed, first_row), C, aligned.pairs);
     // What this thread combines.
     const int my_row = threadIdx.x / kRowThreads, my_pair = threadIdx.x % kRowThreads;
     float m = -INFINITY, l = 0, sum[kPairs][2] = {};
 
-    for (int round = j_begin; round < j_end; round += kWarps) {
+    for (int round = splits.begin; round < splits.end; round += kWarps) {
         const int j = round + warp;
-        if (j < j_end) {
+        const bool more = j + kWarps < splits.end;
+        if (j < splits.end) {
             ptx::cp_async_wait<1>();  // all but the values
             __syncwarp();
             Split split;
-            weigh_split<W>(split, query, keys, rows, j * kKeyBlock, scale);
+            weigh_split<W>(split, query, tiles.keys, rows, j * kKeyBlock, scale);
             __syncwarp();
-            load_keys(j + kWarps);
-            ptx::cp_async_wait<1>();  // all but those keys
+            if (more) {
+                tiles.load_keys(j + kWarps);
+                ptx::cp_async_wait<1>();  // all but those keys
+            } else {
+                ptx::cp_async_wait<0>();
+            }
             __syncwarp();
             float sum_j[kSlice / 8][4] = {};
-            add_product<kSlice>(sum_j, split.weight, values);
+            add_product<kSlice>(sum_j, split.weight, tiles.values);
             __syncwarp();
-            float* const sums = reinterpret_cast<float*>(values);
+            float* const sums = reinterpret_cast<float*>(tiles.values);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int r = lane / 4 + 8 * half;
@@ -494,11 +518,12 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
         __syncthreads();
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-            if (round + w >= j_end) break;
+            if (round + w >= splits.end) break;
             const SplitFactors factors =
                 combine_split(m, l, partials[w].m[my_row], partials[w].l[my_row], ScaledExp{scale});
-            const float* const sums = reinterpret_cast<const float*>(shared + w * kStage + kKeys) +
-                                      my_row * kSumStride + my_pair * 2;
+            const float* const sums =
+                reinterpret_cast<const float*>(shared + w * Tiles::kStage + Tiles::kKeys) +
+                my_row * kSumStride + my_pair * 2;
 #pragma unroll
             for (int p = 0; p < kPairs; ++p) {
                 const float2 sum_j = *reinterpret_cast<const float2*>(sums + p * kRowThreads * 2);
@@ -507,9 +532,9 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
             }
         }
         __syncthreads();
-        load_values(j + kWarps);
+        if (more) tiles.load_values(j + kWarps);
     }
-    if (first_row + my_row > last_row) return;
+    if (first_row + my_row >= packed.count()) return;
     const int64_t head = packed.head(first_row + my_row);
     const float inverse = 1.f / l;
 #pragma unroll
@@ -517,6 +542,108 @@ __global__ void __launch_bounds__(few_warps(W) * 32, 1)
         store_pair(o + head * C, first_column + (my_pair + p * kRowThreads) * 2,
                    sum[p][0] * inverse, sum[p][1] * inverse, C, aligned.pairs);
     if (lse && place.slice == 0 && my_pair == 0) lse[head] = log_sum(m, l, scale);
+}
+
+// Where blocks of few rows would not fill the device, forward_split gives every split a block, of
+// one warp, and combine_splits goes over what they leave here: o_j [C], m_j and l_j of each packed
+// row, for the splits that its tile of 16 rows sees. Only what is written is read.
+struct SplitSums {
+    float* scratch;
+    int rows, splits;  // of a key head and of a tile, at most
+
+    __host__ __device__ static constexpr int width(int C) { return C + 2; }
+    __device__ float* at(const AttentionPlace& place, int row, int split, int C) const {
+        return scratch + ((int64_t(place.key_head) * rows + row) * splits + split) * width(C);
+    }
+};
+
+template <int W>
+__global__ void __launch_bounds__(32, 1)
+    forward_split(SplitSums sums, const bf16* __restrict__ q, const bf16* __restrict__ k,
+                  const bf16* __restrict__ v, AttentionCall call, float scale, Aligned aligned) {
+    constexpr int kSlice = slice_width(W);
+    DYNAMIC_SHARED(bf16, shared);
+    const AttentionPlace place = attention_place<slices(W)>(call);
+    const PackedRows packed(call, place);
+    const int first_row = place.tile / sums.splits * kWarpRows, index = place.tile % sums.splits;
+    if (first_row >= packed.count()) return;
+    const SplitRange splits(packed, first_row, kWarpRows, call.window);
+    const int j = splits.begin + index;
+    if (j >= splits.end) return;
+    const int lane = threadIdx.x, C = call.C, first_column = place.slice * kSlice;
+
+    WarpTiles<W> tiles(shared, k, v, call, place, aligned.keys);
+    tiles.load_keys(j);
+    tiles.load_values(j);
+    Fragment query[W / 16];
+    load_rows<W>(query, q, LaneRows(packed, first_row), C, aligned.pairs);
+    const WarpRows rows(packed, first_row, call.window);
+
+    ptx::cp_async_wait<1>();  // all but the values
+    __syncwarp();
+    Split split;
+    weigh_split<W>(split, query, tiles.keys, rows, j * kKeyBlock, scale);
+    ptx::cp_async_wait<0>();
+    __syncwarp();
+    float sum_j[kSlice / 8][4] = {};
+    add_product<kSlice>(sum_j, split.weight, tiles.values);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row + lane / 4 + 8 * half;
+        if (row >= packed.count()) continue;
+        float* const to = sums.at(place, row, index, C);
+#pragma unroll
+        for (int n = 0; n < kSlice / 8; ++n)
+            store_pair(to, first_column + n * 8 + lane % 4 * 2, sum_j[n][2 * half],
+                       sum_j[n][2 * half + 1], C, true);
+        if (place.slice == 0 && lane % 4 == 0)
+            *reinterpret_cast<float2*>(to + C) = {split.m[half], split.l[half]};
+    }
+}
+
+// A block for each packed row, a thread for two columns. m is a maximum, so each lane of a warp
+// finds the factors of one split in 32; what remains in order is one multiply-add a split.
+__global__ void __launch_bounds__(kMaxHeadDim / 2, 1)
+    combine_splits(bf16* __restrict__ o, float* __restrict__ lse, SplitSums sums,
+                   AttentionCall call, float scale, bool aligned) {
+    constexpr int kWarp = 32;
+    const AttentionPlace place = attention_place<1>(call);
+    const PackedRows packed(call, place);
+    const int row = place.tile, C = call.C, column = threadIdx.x * 2, lane = threadIdx.x % kWarp;
+    if (row >= packed.count()) return;
+    const SplitRange range(packed, row / kWarpRows * kWarpRows, kWarpRows, call.window);
+    const int splits = range.end - range.begin;
+    const auto pair = [&](int split, int c) {
+        return *reinterpret_cast<const float2*>(sums.at(place, row, split, C) + c);
+    };
+
+    float m = -INFINITY, l = 0, sum[2] = {};
+    for (int first = 0; first < splits; first += kWarp) {
+        float2 sum_j[kWarp];  // all on their way at once; zeros past the last split
+#pragma unroll
+        for (int s = 0; s < kWarp; ++s)
+            sum_j[s] = first + s < splits && column < C ? pair(first + s, column) : float2{0, 0};
+        const float2 mine = first + lane < splits ? pair(first + lane, C) : float2{-INFINITY, 0};
+        float m_new = std::fmax(m, mine.x);  // of all splits up to the lane's
+        for (int distance = 1; distance < kWarp; distance *= 2)
+            m_new = std::fmax(m_new, __shfl_up_sync(0xffffffffu, m_new, unsigned(distance)));
+        const float m_before = __shfl_up_sync(0xffffffffu, m_new, 1);
+        const SplitFactors my_factors =
+            split_factors(lane == 0 ? m : m_before, m_new, mine.x, ScaledExp{scale});
+        m = __shfl_sync(0xffffffffu, m_new, kWarp - 1);
+#pragma unroll
+        for (int s = 0; s < kWarp; ++s) {
+            const SplitFactors factors{__shfl_sync(0xffffffffu, my_factors.old_sum, s),
+                                       __shfl_sync(0xffffffffu, my_factors.new_sum, s)};
+            l = factors.combine(l, __shfl_sync(0xffffffffu, mine.y, s));
+            sum[0] = factors.combine(sum[0], sum_j[s].x);
+            sum[1] = factors.combine(sum[1], sum_j[s].y);
+        }
+    }
+    const int64_t head = packed.head(row);
+    const float inverse = 1.f / l;
+    store_pair(o + head * C, column, sum[0] * inverse, sum[1] * inverse, C, aligned);
+    if (lse && column == 0) lse[head] = log_sum(m, l, scale);
 }
 
 // ---- backward ----
@@ -756,26 +883,66 @@ Status with_width(int C, F f) {
     return f(std::integral_constant<int, 256>());
 }
 
+// ---- which forward ----
+
+constexpr int64_t kFewRows = 4 * kWarpRows;  // up to 4 blocks then read the same keys
+constexpr int64_t kFewBlocks = 256;          // of forward_few: fewer leave multiprocessors idle
+constexpr int64_t kFewSplits = 8;            // so many take forward_few no longer than two kernels
+constexpr int64_t kMaxScratch = 1 << 24;     // elements
+
+// The most splits that a tile of 16 rows sees.
+int64_t most_splits(const SpanTable& table, const AttentionCall& call) {
+    const int64_t all = ceil_div(table.max_end, kKeyBlock);
+    if (call.window == 0) return all;
+    const int64_t positions = int64_t(call.window) + std::min<int>(table.max_count, kWarpRows) - 1;
+    return std::min(all, ceil_div(positions - 1, kKeyBlock) + 1);
+}
+
 }  // namespace
+
+int64_t attention_scratch_mma(const SpanTable& table, const AttentionCall& call) {
+    const int64_t rows = packed_rows(table, call.H, call.G), splits = most_splits(table, call);
+    const int64_t key_heads = int64_t(call.count) * call.G;
+    if (rows > kFewRows || splits <= kFewSplits ||
+        key_heads * ceil_div(rows, kWarpRows) >= kFewBlocks)
+        return 0;
+    const int64_t size = key_heads * rows * splits * SplitSums::width(call.C);
+    return size <= kMaxScratch ? size : 0;
+}
 
 Status attention_forward_mma(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                              const SpanTable& table, const AttentionCall& call, float scale,
-                             Stream s) {
+                             float* scratch, Stream s) {
     const int C = call.C;
     const Aligned aligned{.keys = aligned_rows(k, C) && aligned_rows(v, C),
                           .pairs = aligned_to(q, 4) && aligned_to(o, 4)};
     const int64_t rows = packed_rows(table, call.H, call.G);
-    const bool few = rows <= 4 * kWarpRows;  // up to 4 blocks read the same keys
+    const bool few = rows <= kFewRows, split = scratch && attention_scratch_mma(table, call) > 0;
     return with_width(C, [&](auto width) -> Status {
         constexpr int W = width;
-        constexpr int kStage = tile_size(kKeyBlock, W) + tile_size(kKeyBlock, slice_width(W));
+        constexpr size_t kStage = WarpTiles<W>::kStage * sizeof(bf16);
+        if (split) {
+            const SplitSums sums{scratch, int(rows), int(most_splits(table, call))};
+            const int64_t tiles = ceil_div(rows, kWarpRows) * sums.splits;
+            if (Status status = launch(forward_split<W>,
+                                       {.grid = dim3(attention_blocks(tiles, slices(W), call)),
+                                        .block = dim3(32),
+                                        .shared_bytes = kStage},
+                                       s, sums, q, k, v, call, scale * kLog2e, aligned);
+                !status.ok())
+                return status;
+            return launch(combine_splits,
+                          {.grid = dim3(attention_blocks(rows, 1, call)),
+                           .block = dim3(unsigned(ceil_div(C, 64)) * 32)},
+                          s, o, lse, sums, call, scale * kLog2e, aligned.pairs);
+        }
         const int tile = few ? kWarpRows : kTileWarps * kWarpRows;
         const int stages = few ? few_warps(W) : 2, warps = few ? few_warps(W) : kTileWarps;
         const unsigned blocks = attention_blocks(ceil_div(rows, tile), slices(W), call);
         return launch(few ? forward_few<W> : forward_tile<W>,
                       {.grid = dim3(blocks),
                        .block = dim3(unsigned(warps) * 32),
-                       .shared_bytes = size_t(stages) * kStage * sizeof(bf16)},
+                       .shared_bytes = size_t(stages) * kStage},
                       s, o, lse, q, k, v, call, scale * kLog2e, aligned);
     });
 }

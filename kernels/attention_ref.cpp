@@ -24,7 +24,8 @@ A dot(const T* a, const T* b, int C) {
 
 template <class T, class A>
 Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const SpanTable& table,
-                         int H, int G, int C, int window, A scale, Stream) {
+                         int H, int G, int C, int window, A scale, std::type_identity_t<A>*,
+                         Stream) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
     for (int i = 0; i < table.count; ++i) {
         const Span& span = table.spans[i];
@@ -105,9 +106,15 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     return {};
 }
 
+template <class T>
+int64_t attention_scratch_size(const SpanTable&, int, int, int, int) {
+    return 0;
+}
+
 #define INSTANTIATE(T)                                                                            \
     template Status attention_forward<T, T>(T*, T*, const T*, const T*, const T*,                 \
-                                            const SpanTable&, int, int, int, int, T, Stream);     \
+                                            const SpanTable&, int, int, int, int, T, T*, Stream); \
+    template int64_t attention_scratch_size<T>(const SpanTable&, int, int, int, int);             \
     template Status attention_backward<T, T>(T*, T*, T*, T*, const T*, const T*, const T*,        \
                                              const T*, const T*, const T*, const SpanTable&, int, \
                                              int, int, int, T, Stream);

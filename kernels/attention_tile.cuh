@@ -21,6 +21,7 @@ struct AttentionCall {
 // and span, neighbours for the tiles of one key head: they share its keys in the L2 cache.
 struct AttentionPlace {
     int tile, tiles, slice, g;
+    unsigned key_head;  // of all spans'
     Span span;
 };
 // `Slices` divide the columns of wide heads, whose sums one block's registers could not hold.
@@ -33,6 +34,7 @@ __device__ AttentionPlace attention_place(const AttentionCall& call) {
     place.tiles = int(tiles);
     place.slice = int(rest % Slices);
     rest /= Slices;
+    place.key_head = rest;
     place.g = int(rest % unsigned(call.G));
     place.span = call.spans[rest / unsigned(call.G)];
     return place;
@@ -69,6 +71,15 @@ struct PackedRows {
     }
 };
 
+// The splits that some of up to n packed rows, from row i0 on, see.
+struct SplitRange {
+    int begin, end;
+
+    __device__ SplitRange(const PackedRows& rows, int i0, int n, int window)
+        : begin(first_visible(rows.position(i0), window) / kKeyBlock),
+          end(rows.position(min(i0 + n, rows.count()) - 1) / kKeyBlock + 1) {}
+};
+
 // The rows of the longest span, packed: a grid's tiles cover so many.
 inline int64_t packed_rows(const SpanTable& table, int H, int G) {
     return int64_t(table.max_count) * (H / G);
@@ -91,13 +102,19 @@ struct SplitFactors {
         return std::fma(sum, old_sum, sum_j * new_sum);
     }
 };
-// m, l are of the splits so far and take in m_j, l_j. Where the row sees no key of the split, m_j
-// is -inf, sum_j is 0, and combine gives exactly sum, the sign of a 0 included.
+// m_j is the split's, m the largest before it and m_new with it. Where the row sees no key of the
+// split, m_j is -inf, sum_j is 0, and combine gives exactly sum, the sign of a 0 included.
+template <class Exp>
+__device__ SplitFactors split_factors(float m, float m_new, float m_j, Exp exp) {
+    SplitFactors factors{exp(m - m_new), exp(m_j - m_new)};
+    if (m_j == -INFINITY) factors = {1.f, -0.f};
+    return factors;
+}
+// m, l are of the splits so far and take in m_j, l_j.
 template <class Exp>
 __device__ SplitFactors combine_split(float& m, float& l, float m_j, float l_j, Exp exp) {
     const float m_new = std::fmax(m, m_j);
-    SplitFactors factors{exp(m - m_new), exp(m_j - m_new)};
-    if (m_j == -INFINITY) factors = {1.f, -0.f};
+    const SplitFactors factors = split_factors(m, m_new, m_j, exp);
     l = factors.combine(l, l_j);
     m = m_new;
     return factors;
@@ -106,7 +123,8 @@ __device__ SplitFactors combine_split(float& m, float& l, float m_j, float l_j, 
 // The tensor-core kernels, in attention_mma.cu. For the backward, delta is already computed.
 Status attention_forward_mma(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                              const SpanTable& table, const AttentionCall& call, float scale,
-                             Stream s);
+                             float* scratch, Stream s);
+int64_t attention_scratch_mma(const SpanTable& table, const AttentionCall& call);
 Status attention_backward_mma(bf16* dq, float* dk, float* dv, const float* delta, const bf16* dout,
                               const bf16* q, const bf16* k, const bf16* v, const float* lse,
                               const SpanTable& table, const AttentionCall& call, float scale,

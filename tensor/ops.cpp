@@ -296,8 +296,13 @@ void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k,
     expect("attention_forward", "v", v, k.shape(), q.dtype());
     expect("attention_forward", "o", o, q.shape(), q.dtype());
     expect_optional("attention_forward", "lse", lse, {N, H}, accumulate_dtype(q.dtype()));
+    const int64_t size =
+        FBT_DISPATCH(q, attention_scratch_size, spans.table(), int(H), int(G), int(C), window);
+    Tensor scratch;
+    if (size > 0) scratch = Tensor::empty(q.context(), {size}, accumulate_dtype(q.dtype()));
     FBT_DISPATCH(q, attention_forward, o.data<T>(), lse.data<A>(), q.data<T>(), k.data<T>(),
-                 v.data<T>(), spans.table(), int(H), int(G), int(C), window, A(scale), s);
+                 v.data<T>(), spans.table(), int(H), int(G), int(C), window, A(scale),
+                 scratch.data<A>(), s);
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,

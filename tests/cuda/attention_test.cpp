@@ -67,7 +67,9 @@ struct Layout {
     std::vector<int64_t> store_rows;  // the problem's row of each row of the store, or -1
     SpanTable table;                  // without pointers
 
-    Layout(const Shape& shape, const std::vector<Cut>& cuts, Store store) {
+    // `reach`: positions that the table announces, where that is more than its spans have.
+    Layout(const Shape& shape, const std::vector<Cut>& cuts, Store store, int reach = 0) {
+        table.max_end = reach;
         std::vector<int> ends(shape.lengths.size(), 0);
         for (const Cut& cut : cuts)
             ends[size_t(cut.sequence)] =
@@ -157,19 +159,26 @@ struct Output {
 };
 
 template <class T>
-Output<T, float> forward(const Problem<T>& p, const Layout& layout, size_t shift = 0) {
+int64_t scratch_size(const Shape& s, const Layout& layout) {
+    return cuda::attention_scratch_size<T>(layout.host(), s.H, s.G, s.C, s.window);
+}
+
+template <class T>
+Output<T, float> forward(const Problem<T>& p, const Layout& layout, size_t shift = 0,
+                         bool with_scratch = true) {
     const Shape& s = p.shape;
     const int width = s.H * s.C;
     Shifted<T> q(gather(p.q, layout.query_rows, width), shift),
         k(gather(p.k, layout.store_rows, s.G * s.C), shift),
         v(gather(p.v, layout.store_rows, s.G * s.C), shift),
         o(std::vector<T>(layout.query_rows.size() * size_t(width), T(NAN)), shift);
-    DeviceArray<float> lse(layout.query_rows.size() * size_t(s.H));
+    DeviceArray<float> lse(layout.query_rows.size() * size_t(s.H)),
+        scratch(std::vector<float>(size_t(scratch_size<T>(s, layout)), NAN));
     DeviceArray<Span> spans(layout.spans);
     DeviceArray<int64_t> blocks(layout.blocks);
     EXPECT_TRUE(ok(cuda::attention_forward<T, float>(
         o.data(), lse.data(), q.data(), k.data(), v.data(), layout.at(spans.data(), blocks.data()),
-        s.H, s.G, s.C, s.window, float(s.scale()), {})))
+        s.H, s.G, s.C, s.window, float(s.scale()), with_scratch ? scratch.data() : nullptr, {})))
         << s;
     return {scatter(o.host(), layout.query_rows, width, p.q.size()),
             scatter(lse.host(), layout.query_rows, s.H, size_t(s.rows() * s.H))};
@@ -186,9 +195,9 @@ Output<double, double> expected(const Problem<T>& p, const Layout& layout, bool 
     if (absolute_v)
         for (double& x : v) x = std::abs(x);
     std::vector<double> o(q.size()), lse(layout.query_rows.size() * size_t(s.H));
-    EXPECT_TRUE(
-        ok(ref::attention_forward<double>(o.data(), lse.data(), q.data(), k.data(), v.data(),
-                                          layout.host(), s.H, s.G, s.C, s.window, s.scale(), {})));
+    EXPECT_TRUE(ok(ref::attention_forward<double>(o.data(), lse.data(), q.data(), k.data(),
+                                                  v.data(), layout.host(), s.H, s.G, s.C, s.window,
+                                                  s.scale(), nullptr, {})));
     return {scatter(o, layout.query_rows, width, p.q.size()),
             scatter(lse, layout.query_rows, s.H, size_t(s.rows() * s.H))};
 }
@@ -428,14 +437,18 @@ TEST_P(Attention, BackwardMatchesPlainLoops) {
 template <class T>
 class Rows {
   public:
-    explicit Rows(const Shape& shape)
-        : p_(shape), want_(forward(p_, Layout(shape, shape.whole(), Store::contiguous))) {}
+    explicit Rows(const Shape& shape) : Rows(shape, shape.whole()) {}
+    Rows(const Shape& shape, const std::vector<Cut>& cuts)
+        : p_(shape), want_(forward(p_, Layout(shape, cuts, Store::contiguous))) {}
 
     testing::AssertionResult same(const std::vector<Cut>& cuts, Store store,
                                   size_t shift = 0) const {
+        return same(Layout(p_.shape, cuts, store), shift);
+    }
+    testing::AssertionResult same(const Layout& layout, size_t shift = 0,
+                                  bool with_scratch = true) const {
         const Shape& s = p_.shape;
-        const Layout layout(s, cuts, store);
-        const auto got = forward(p_, layout, shift);
+        const auto got = forward(p_, layout, shift, with_scratch);
         for (const int64_t row : layout.query_rows) {
             const auto part = [row](const auto& v, int width) {
                 return std::span(v).subspan(size_t(row * width), size_t(width));
@@ -515,6 +528,87 @@ TEST_P(LargeAttention, DecodingGivesTheBitsOfPrefill) {
     check_decoding<bf16>({2, 1, 80, 70, {kLong}});
 }
 
+// ---- few rows, so many keys that a row's splits are computed by different blocks ----
+
+constexpr int kFar = 10 * kKeyBlock;  // a table that reaches so far is enough
+
+TEST_P(LargeAttention, SplitsOverBlocksMatchPlainLoops) {
+    const Case cases[] = {
+        {{4, 2, 64, 0, {600, 40}}, {{0, 599, 1}, {1, 39, 1}}, Store::paged},
+        {{6, 1, 96, 520, {700, 3}}, {{1, 0, 3}, {0, 695, 4}}, Store::contiguous},
+        {{1, 1, 34, 0, {33 * kKeyBlock}}, {{0, 33 * kKeyBlock - 20, 20}}, Store::paged},
+        {{4, 1, 256, 0, {580}}, {{0, 577, 3}}, Store::paged},
+        {{2, 1, 130, 0, {577}}, {{0, 576, 1}}, Store::paged},
+    };
+    for (const Case& c : cases) {
+        EXPECT_GT(scratch_size<bf16>(c.shape, c.layout()), 0) << c.shape;
+        check_forward(Problem<bf16>(c.shape), c.layout());
+    }
+}
+
+// The last 70 rows of the first sequence by forward_tile; then some of them by many blocks a row,
+// and by forward_few.
+void check_splits(const Shape& shape) {
+    const int end = shape.lengths[0], more = shape.lengths[1];
+    const Rows<bf16> rows(shape, {{0, end - 70, 70}, {1, 0, more}});
+    const int most = 64 / (shape.H / shape.G);  // rows at once
+    const std::vector<Cut> calls[] = {
+        {{0, end - 1, 1}},
+        {{1, more - 1, 1}, {0, end - 3, 2}, {1, 3, 3}, {0, end - 30, 1}},
+        {{0, end - 70, most}},
+        {{0, end - most, most}, {1, 0, 1}},
+    };
+    for (const auto& cuts : calls)
+        for (const Store store : {Store::contiguous, Store::paged}) {
+            const Layout layout(shape, cuts, store);
+            EXPECT_GT(scratch_size<bf16>(shape, layout), 0) << shape;
+            EXPECT_TRUE(rows.same(layout));
+            EXPECT_TRUE(rows.same(layout, 0, false));
+        }
+    EXPECT_TRUE(rows.same(calls[1], Store::contiguous, 1));  // unaligned
+}
+TEST_P(LargeAttention, SplitsOverBlocksGiveTheSameBits) {
+    check_splits({2, 2, 34, 0, {35 * kKeyBlock + 7, 15}});
+    check_splits({4, 2, 64, 0, {600, 15}});
+    check_splits({6, 1, 96, 0, {577, 15}});
+    // Windows that start inside a split, and that are whole splits.
+    check_splits({1, 1, 64, 450, {620, 15}});
+    check_splits({6, 1, 34, 512, {700, 70}});
+    check_splits({4, 2, 96, 513, {640, 15}});
+}
+
+// Each position on its own, by a launch that reaches further.
+TEST_P(LargeAttention, SplitsFollowTheTable) {
+    for (const Shape& shape : {Shape{4, 2, 64, 0, {kLong}}, Shape{1, 1, 96, 0, {kLong}}}) {
+        const Rows<bf16> rows(shape);
+        for (int t = 0; t < kLong; ++t) {
+            const Layout layout(shape, {{0, t, 1}}, Store::paged, kFar);
+            EXPECT_GT(scratch_size<bf16>(shape, layout), 0);
+            EXPECT_TRUE(rows.same(layout));
+        }
+    }
+}
+
+TEST(AttentionScratch, ServesFewRowsOverManyKeys) {
+    const auto size = [](int count, int max_count, int max_end, int G, int window) {
+        SpanTable table;
+        table.count = count, table.max_count = max_count, table.max_end = max_end;
+        EXPECT_EQ(cuda::attention_scratch_size<float>(table, 16, 8, 96, window), 0);
+        EXPECT_EQ(ref::attention_scratch_size<float>(table, 16, 8, 96, window), 0);
+        EXPECT_EQ(kernels::cpu::attention_scratch_size<float>(table, 16, 8, 96, window), 0);
+        return cuda::attention_scratch_size<bf16>(table, 16, G, 96, window);
+    };
+    EXPECT_EQ(size(1, 1, 8192, 8, 0), 16 * 128 * 98);  // heads, splits, o_j with m_j and l_j
+    EXPECT_EQ(size(1, 1, 8192, 8, 2048), 16 * 33 * 98);
+    EXPECT_EQ(size(1, 1, 8 * kKeyBlock, 8, 0), 0);
+    EXPECT_EQ(size(1, 1, 8192, 8, 64), 0);
+    EXPECT_EQ(size(1, 33, 8192, 8, 0), 0);  // 66 packed rows
+    EXPECT_EQ(size(64, 1, 8192, 8, 0), 0);  // enough blocks without
+    EXPECT_LE(size(31, 1, 1 << 20, 8, 0), 1 << 24);
+    EXPECT_EQ(size(0, 0, 0, 8, 0), 0);
+    EXPECT_EQ(size(1, 1, 8192, 0, 0), 0);  // impossible
+}
+
 // The order of dk's and dv's sums does not depend on the store, the company or alignment.
 TEST_P(LargeAttention, GradientsDependOnTheirSequenceAlone) {
     const auto check = [](const auto& p) {
@@ -539,22 +633,25 @@ TEST_P(LargeAttention, GradientsDependOnTheirSequenceAlone) {
 
 // A captured launch serves later tables: fewer rows in a span, or none, and earlier ends.
 TEST_P(LargeAttention, GridsCoverMoreThanTheTableHolds) {
-    const auto check = [](const auto& p) {
+    const auto check = [](const auto& p, int max_count) {
         const Shape& s = p.shape;
         Layout layout(s, {{0, 60, 10}, {1, 3, 2}}, Store::paged);
         const auto want = forward(p, layout);
         const auto gradients = backward(p, layout, want);
         layout.spans.push_back({0, 0, 0, 0});
         layout.table.count = 3;
-        layout.table.max_count = 200;
-        layout.table.max_end = 500;
-        EXPECT_TRUE(same_bits(forward(p, layout).lse, want.lse));
+        layout.table.max_count = max_count;
+        layout.table.max_end = kFar;
+        const auto far = forward(p, layout);
+        EXPECT_TRUE(same_bits(far.o, want.o));
+        EXPECT_TRUE(same_bits(far.lse, want.lse));
         const auto again = backward(p, layout, want);
         EXPECT_TRUE(same_bits(again.dq, gradients.dq));
         EXPECT_TRUE(same_bits(again.dk, gradients.dk));
     };
-    check(Problem<float>({4, 2, 20, 40, {70, 5}}));
-    check(Problem<bf16>({4, 2, 64, 40, {70, 5}}));
+    check(Problem<float>({4, 2, 20, 40, {70, 5}}), 200);
+    check(Problem<bf16>({4, 2, 64, 40, {70, 5}}), 200);
+    check(Problem<bf16>({4, 2, 64, 0, {70, 5}}), 20);  // splits over blocks
 }
 
 TEST_P(LargeAttention, LogSumsAreOptional) {
@@ -565,15 +662,16 @@ TEST_P(LargeAttention, LogSumsAreOptional) {
     DeviceArray<int64_t> blocks(layout.blocks);
     ASSERT_TRUE(ok(cuda::attention_forward<bf16, float>(
         o.data(), nullptr, q.data(), k.data(), v.data(), layout.at(spans.data(), blocks.data()), 1,
-        1, 8, 0, float(p.shape.scale()), {})));
+        1, 8, 0, float(p.shape.scale()), nullptr, {})));
     EXPECT_TRUE(same_bits(o.host(), forward(p, layout).o));
 }
 
 template <class T>
 void check_arguments() {
     const auto code = [](SpanTable table, int H, int G, int C, int window, float scale = 1) {
-        const kernels::Status forward = cuda::attention_forward<T, float>(
-            nullptr, nullptr, nullptr, nullptr, nullptr, table, H, G, C, window, scale, {});
+        const kernels::Status forward =
+            cuda::attention_forward<T, float>(nullptr, nullptr, nullptr, nullptr, nullptr, table, H,
+                                              G, C, window, scale, nullptr, {});
         const kernels::Status backward = cuda::attention_backward<T, float>(
             nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
             nullptr, table, H, G, C, window, scale, {});

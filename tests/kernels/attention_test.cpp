@@ -158,7 +158,7 @@ Output<T> forward(const Problem<T>& p, const std::vector<Cut>& cuts, Store store
     const auto q = call.queries(p.q), k = call.keys(p.k), v = call.keys(p.v);
     std::vector<T> o(q.size(), T(NAN)), lse(size_t(call.table.rows * p.H), T(NAN));
     EXPECT_TRUE(ok(Backend::forward(o.data(), lse.data(), q.data(), k.data(), v.data(), call.table,
-                                    p.H, p.G, p.C, p.window, p.scale, stream)));
+                                    p.H, p.G, p.C, p.window, p.scale, nullptr, stream)));
     Output<T> out{std::vector<T>(p.q.size(), T(NAN)),
                   std::vector<T>(size_t(p.rows() * p.H), T(NAN))};
     for (size_t n = 0; n < call.query_rows.size(); ++n) {
@@ -436,7 +436,8 @@ TEST(Attention, RejectsImpossibleShapes) {
     const SpanTable none;
     float x = 0;
     const auto code = [&](int H, int G, int C, int window) {
-        return cpu::attention_forward(&x, &x, &x, &x, &x, none, H, G, C, window, 1.f, kOneThread)
+        return cpu::attention_forward(&x, &x, &x, &x, &x, none, H, G, C, window, 1.f, nullptr,
+                                      kOneThread)
             .code;
     };
     EXPECT_EQ(code(4, 2, 16, 0), Code::ok);

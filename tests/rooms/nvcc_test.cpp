@@ -39,7 +39,7 @@ std::vector<Compiled> read_log(std::istream& in) {
 
 // Instantiated for a padded head width of 256.
 bool is_widest_attention(const std::string& kernel) {
-    static const std::regex name("(forward_tile|forward_few|dq_tile)ILi256E");
+    static const std::regex name("(forward_tile|dq_tile)ILi256E");
     return std::regex_search(kernel, name);
 }
 

@@ -271,7 +271,10 @@ std::vector<Case> cases(Arrays<T>& m) {
         {"cross_entropy_backward", 1.05, 0,
          [=] { return cuda::cross_entropy_backward<T>(y, x, b, tokens, a, 0.f, N, V, {}); }},
         {"attention_forward", 1.45, .02,
-         [=] { return cuda::attention_forward<T>(y, a, x, z, w, table, 4, 2, C, 0, .125f, {}); }},
+         [=] {
+             return cuda::attention_forward<T>(y, a, x, z, w, table, 4, 2, C, 0, .125f, nullptr,
+                                               {});
+         }},
         {"attention_backward", 1.55, .01,
          [=] {
              return cuda::attention_backward<T>(packed, b, c, scratch, y, x, z, w, y, a, table, 4,
