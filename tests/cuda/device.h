@@ -32,6 +32,20 @@
 #define FBT_TEST_TSAN 0
 #endif
 
+#ifdef FBT_SIMT
+namespace fbt::simt {
+inline std::string to_string(const Schedule& schedule) {
+    const char* names[] = {"forward", "reverse", "lifo", "random"};
+    std::string name = names[int(schedule.order)];
+    if (schedule.order == Order::random) name += std::to_string(schedule.seed);
+    return name;
+}
+inline void PrintTo(const Schedule& schedule, std::ostream* out) {  // for gtest's listings
+    *out << to_string(schedule);
+}
+}  // namespace fbt::simt
+#endif
+
 namespace fbt::tests {
 
 // An allocation of its own, so that AddressSanitizer sees its ends.
@@ -77,18 +91,15 @@ inline const Schedule kSchedules[] = {{simt::Order::forward, 1},
                                       {simt::Order::lifo, 1},
                                       {simt::Order::random, 1},
                                       {simt::Order::random, 2}};
-inline std::string schedule_name(const testing::TestParamInfo<Schedule>& info) {
-    const char* names[] = {"forward", "reverse", "lifo", "random"};
-    std::string name = names[int(info.param.order)];
-    if (info.param.order == simt::Order::random) name += std::to_string(info.param.seed);
-    return name;
-}
 #else  // the GPU has its own
 inline constexpr const char* kDevice = "cuda";
 struct Schedule {};
 inline const Schedule kSchedules[] = {{}};
-inline std::string schedule_name(const testing::TestParamInfo<Schedule>&) { return "gpu"; }
+inline std::string to_string(const Schedule&) { return "gpu"; }
 #endif
+inline std::string schedule_name(const testing::TestParamInfo<Schedule>& info) {
+    return to_string(info.param);
+}
 
 inline void skip_without_device() {
     int devices = 0;
