@@ -399,6 +399,11 @@ int Train::run() {
                         ", but there are sequences of " + std::to_string(longest) +
                         " tokens; raise it, or lower the --context");
     const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
+    // The device before the folder: where it cannot do what is asked, nothing is left behind.
+    tensor::Context context = machine_.context();
+    context.arena()->set_plan(engine::to_string(plan));
+    context.set_fast_matmul(train_.fast_matmul);
+    context.set_fast_matmul(false);  // until a step wants it
     const auto source = corpus.training(length_, train_.seed);
     std::error_code error;
     fs::create_directories(out_, error);
@@ -407,8 +412,6 @@ int Train::run() {
                     "cannot make the folder " + out_ + ": " + error.message());
     if (corpus.is_text()) tokenizer_ = corpus.tokenizer().save(out_);
 
-    tensor::Context context = machine_.context();
-    context.arena()->set_plan(engine::to_string(plan));
     core::Model model(context, model_, dtype);
     describe(console, plan);
     console.line(format("%s parameters on %s, %d threads",

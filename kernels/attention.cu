@@ -421,7 +421,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     const AttentionCall call{table.spans, table.blocks, table.count, H, G, C, window};
     if (Status status = attention_size(table, call); !status.ok()) return status;
     const int64_t rows = table.rows * H;
-    constexpr int64_t kMaxBlocks = 1 << 16;  // each then strides over the rows
+    constexpr int64_t kMaxBlocks = 4096;  // enough to fill any GPU; each strides over the rows
     const unsigned blocks =
         unsigned(std::clamp<int64_t>(ceil_div(rows, kThreads / 32), 1, kMaxBlocks));
     if (Status status = launch(delta_rows<T>, {.grid = dim3(blocks), .block = dim3(kThreads)}, s,

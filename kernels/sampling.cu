@@ -28,7 +28,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kParts = 8;        // of a split
 constexpr int kAhead = 8;        // loads in flight of a thread
 constexpr int kValueSplits = 4;  // after so many splits by value, by rank: a bound on their number
-constexpr int64_t kMaxBlocks = 65536;
+constexpr int64_t kMaxBlocks = 1024;  // enough to fill any GPU; each block strides over the rows
 
 // A token's place in the order: a greater rank comes first, and no two are equal. The upper half
 // holds the logit's bits, mapped so that they compare as integers do; the lower one ~id.

@@ -23,9 +23,11 @@ void Graph::run(Context& context, const std::function<void()>& work) {
     Memory& memory = context.arena()->memory();
     if (recording_) return memory.replay(*recording_);
     if (!arena_) {  // the first time runs as it is: it finds the memory that the recording will use
-        arena_ = std::make_shared<Arena>(context.arena()->shared_memory());
-        const ArenaScope scope(context, arena_);
-        return work();
+        const auto arena = std::make_shared<Arena>(context.arena()->shared_memory());
+        const ArenaScope scope(context, arena);
+        work();
+        arena_ = arena;
+        return;
     }
     {
         const ArenaScope scope(context, arena_);

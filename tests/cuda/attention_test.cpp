@@ -410,6 +410,7 @@ const Case kLarge[] = {
     {{2, 2, 256, 0, {67}}, {}, Store::paged},
     {{2, 1, 130, 1, {65}}, {}, Store::contiguous},
     {{3, 3, 128, 0, {260, 140}}, {{1, 10, 130}, {0, 240, 20}}, Store::paged},
+    {{64, 1, 2, 1, {260}}, {}, Store::contiguous},  // more heads than delta's grid has warps
     // Few rows, many keys.
     {{4, 2, 64, 0, {321, 40}}, {{0, 320, 1}, {1, 39, 1}}, Store::paged},
     {{6, 1, 128, 100, {260, 40}}, {{1, 37, 3}, {0, 258, 2}}, Store::contiguous},
@@ -504,6 +505,23 @@ TEST_P(LargeAttention, BackwardMatchesPlainLoops) {
     for (const Case& c : kLarge) {
         check_backward(Problem<float>(c.shape), c.layout());
         check_backward(Problem<bf16>(c.shape), c.layout());
+    }
+}
+
+// Scores far from 0, all of one sign: exp of any of them is 0 or infinite in float.
+template <class T>
+void check_far_scores(float sign) {
+    Problem<T> p({2, 1, 64, 70, {200}});
+    for (T& x : p.k) x = T(1 + 0.01f * float(x));
+    for (T& x : p.q) x = T(sign * (20 + float(x)));
+    check_forward(p, Layout(p.shape, p.shape.whole(), Store::paged));
+    check_forward(p, Layout(p.shape, {{0, 199, 1}}, Store::paged));
+    check_backward(p, Layout(p.shape, p.shape.whole(), Store::paged));
+}
+TEST_P(LargeAttention, ScoresFarFromZero) {
+    for (const float sign : {-1.f, 1.f}) {
+        check_far_scores<float>(sign);
+        check_far_scores<bf16>(sign);
     }
 }
 
@@ -607,6 +625,21 @@ TEST(AttentionScratch, ServesFewRowsOverManyKeys) {
     EXPECT_LE(size(31, 1, 1 << 20, 8, 0), 1 << 24);
     EXPECT_EQ(size(0, 0, 0, 8, 0), 0);
     EXPECT_EQ(size(1, 1, 8192, 0, 0), 0);  // impossible
+}
+
+// The kernel for few rows takes four splits a round (two of wide heads): several rounds, and a last
+// one that is not full.
+TEST_P(LargeAttention, DecodingTakesSeveralRounds) {
+    const auto check = [](const Shape& shape) {
+        const Rows<bf16> rows(shape);
+        for (int t = shape.lengths[0]; t-- > 4 * kKeyBlock;)
+            if (t % kKeyBlock < 2 || t % 29 == 0) {
+                EXPECT_TRUE(rows.same({{0, t, 1}}, Store::paged)) << t;
+            }
+    };
+    check({2, 1, 64, 0, {10 * kKeyBlock + 2}});
+    check({2, 2, 6, 5 * kKeyBlock + 9, {7 * kKeyBlock + 2}});
+    check({1, 1, 200, 0, {5 * kKeyBlock + 2}});
 }
 
 // The order of dk's and dv's sums does not depend on the store, the company or alignment.

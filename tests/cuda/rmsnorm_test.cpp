@@ -17,7 +17,7 @@ struct Shape {
 };
 // Every way to walk a row: a warp or a block, its packs held in registers (few or many) or read
 // again, whole or element by element.
-const Shape kShapes[] = {{1, 1},    {3, 37},   {2, 128},  {67, 129}, {130, 8},
+const Shape kShapes[] = {{1, 1},    {75, 37},  {2, 128},  {67, 129}, {130, 8},
                          {3, 1536}, {3, 1601}, {2, 2056}, {1, 8196}};
 constexpr int kWidest = 16400;  // too wide to be held, in any dtype
 

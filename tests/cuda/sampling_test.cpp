@@ -141,6 +141,21 @@ INSTANTIATE_TEST_SUITE_P(Device, SamplingKernel, testing::ValuesIn(kSchedules), 
 
 class SamplingOnce : public ScheduleTest {};
 
+// More rows than a grid has blocks: some blocks take a second one, in the same shared memory.
+TEST_P(SamplingOnce, BlocksStrideOverRows) {
+    const size_t N = 1024 + 3;
+    const int V = 5;
+    const auto logits = normal<float>(N * size_t(V), 1, 2);
+    const auto u = evenly(int(N));
+    const std::vector<Sampling> settings(N, {1, 4, 0.9f});
+    const auto all = draw<float>(logits, V, settings, u);
+    for (const size_t n : {size_t(0), size_t(2), N - 4, N - 3, N - 2, N - 1}) {
+        const std::vector<float> row(logits.begin() + int64_t(n) * V,
+                                     logits.begin() + int64_t(n + 1) * V);
+        EXPECT_EQ(draw<float>(row, settings[n], {u[n]})[0], all[n]) << n;
+    }
+}
+
 TEST_P(SamplingOnce, WideVocabularies) {
     for (const Sampling& how : kSettings) {
         check(normal<float>(100352, 1, 2), how);

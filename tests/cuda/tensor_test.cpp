@@ -193,6 +193,23 @@ TEST_F(CudaTensors, AFailedDeviceIsReportedOnce) {
 }
 #endif
 
+// Each has streams and memory of its own; tensors and recordings may outlive them.
+TEST_F(CudaTensors, TwoContextsEndInAnyOrder) {
+    std::optional<Context> other(std::in_place, kDevice);
+    Tensor x = random(*device, {64}, 1), y = random(*other, {64}, 1);
+    tensor::Graph graph;
+    for (int i = 0; i < 3; ++i) {
+        tensor::add_accum(x, tensor::add(x, x));
+        graph.run(*other, [&] { tensor::add_accum(y, tensor::add(y, y)); });
+    }
+    EXPECT_TRUE(same_bits(x.to_vector<float>(), y.to_vector<float>()));
+    tensor::add_accum(y, tensor::add(y, y));  // still queued when its context goes
+    other.reset();
+    y = {};
+    EXPECT_EQ(tensor::add(x, x).numel(), 64);
+    device->synchronize();
+}
+
 TEST_F(CudaTensors, OutOfMemoryTellsThePlan) {
     device->arena()->set_plan("everything 3 MiB");
     try {
