@@ -33,8 +33,8 @@ struct Launch {
 // What a kernel may hold without asking; more is an opt-in of each kernel.
 inline constexpr size_t kPlainSharedBytes = 48 * 1024;
 
-// Queues `kernel` and returns at once: what goes wrong while it runs is reported by a later call that
-// waits for it.
+// Queues `kernel` and returns at once: what goes wrong while it runs is reported by a later call
+// that waits for it.
 template <class... P>
 Status launch(void (*kernel)(P...), const Launch& shape, Stream stream,
               std::type_identity_t<P>... arguments) {

@@ -2,11 +2,13 @@
 // dispatched to their CUDA kernels, against the ref backend; recordings.
 #include <numeric>
 
-#include "kernels/gpu.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tests/compare.h"
 #include "tests/cuda/device.h"
+#ifdef FBT_SIMT
+#include "kernels/gpu.h"
+#endif
 
 namespace fbt::tests {
 namespace {
