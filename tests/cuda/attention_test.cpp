@@ -723,7 +723,7 @@ void check_arguments() {
     huge.count = huge.max_count = huge.max_end = 1 << 30;
     EXPECT_EQ(code(huge, 4, 2, 16, 0), Code::bad_argument);
 }
-TEST(AttentionArguments, ImpossibleShapes) {
+TEST_P(LargeAttention, RefusesImpossibleShapes) {
     check_arguments<float>();
     check_arguments<bf16>();
 }

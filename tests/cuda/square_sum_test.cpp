@@ -65,14 +65,15 @@ TEST_P(SquareSumKernel, LargeFloatsDoNotOverflow) {
 
 INSTANTIATE_TEST_SUITE_P(Device, SquareSumKernel, testing::ValuesIn(kSchedules), schedule_name);
 
+class SquareSumOnce : public ScheduleTest {};
+
 // More chunks than the threads that combine them.
-TEST(SquareSumChunks, OutnumberThreads) {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-        GTEST_SKIP() << "no CUDA device";
+TEST_P(SquareSumOnce, ChunksOutnumberThreads) {
     const size_t n = size_t(300 * kChunk + 5);
     EXPECT_EQ(device_sum(std::vector<float>(n, 0.5f)), 0.25 * double(n));
 }
+
+INSTANTIATE_TEST_SUITE_P(Device, SquareSumOnce, testing::Values(kSchedules[0]), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests
