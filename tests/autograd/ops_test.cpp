@@ -90,7 +90,8 @@ void check(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vec
                           differences(w.value,
                                       [&] {
                                           if (!w.packed.data.defined()) return;
-                                          tensor::matmul_pack(w.packed, w.value, false, w.value.dtype());
+                                          tensor::matmul_pack(w.packed, w.value, false,
+                                                              w.value.dtype());
                                       }),
                           1e-7, 1e-7));
     }
