@@ -104,7 +104,7 @@ void add_rows(std::vector<Op>& ops, Context& c, DType dtype) {
     const auto make = [&](tensor::Shape shape) { return filled(c, std::move(shape), dtype); };
     const auto wide = [&](tensor::Shape shape) { return filled(c, std::move(shape), DType::f32); };
     const Tensor x = make({N, D}), y = make({N, D}), z = make({N, D}), gain = wide({D}),
-                 rstd = wide({N}), scratch = wide({row_chunks(N), D});
+                 dgain = wide({D}), rstd = wide({N}), scratch = wide({row_chunks(N), D});
     ops.push_back({"rmsnorm_forward/16384x1536" + end, Unit::byte, 2 * N * D * size, [=](Stream s) {
                        return cuda::rmsnorm_forward<T, float>(y.data<T>(), rstd.data<float>(),
                                                               x.data<T>(), gain.data<float>(), N, D,
@@ -119,7 +119,7 @@ void add_rows(std::vector<Op>& ops, Context& c, DType dtype) {
     ops.push_back(
         {"rmsnorm_backward/16384x1536" + end, Unit::byte, 3 * N * D * size, [=](Stream s) {
              return cuda::rmsnorm_backward<T, float>(
-                 z.data<T>(), gain.data<float>(), y.data<T>(), x.data<T>(), gain.data<float>(),
+                 z.data<T>(), dgain.data<float>(), y.data<T>(), x.data<T>(), gain.data<float>(),
                  rstd.data<float>(), 1e-6f, N, D, scratch.data<float>(), s);
          }});
     const Tensor a = make({N, F}), b = make({N, F}), o = make({N, F});

@@ -2,7 +2,7 @@
 // decoding. Tokens are random; the times do not depend on them.
 //
 //   step_bench [--device=cpu] [--dtype=f32] [--preset=quickstart] [--tokens=N] [--context=N]
-//              [--fast-matmul=1] [Google Benchmark's flags]
+//              [--fast-matmul=true] [Google Benchmark's flags]
 //
 // --tokens and --context replace the preset's tokens a step and length of sequences.
 // A line reads  what/shape/threads, median time, spread, tokens/s; a training step also the FLOPs
@@ -43,7 +43,7 @@ bool take_options(int& argc, char** argv) {
         {"--preset=", [](const std::string& v) { options.preset = v; }},
         {"--tokens=", [](const std::string& v) { options.tokens = std::stoll(v); }},
         {"--context=", [](const std::string& v) { options.context = std::stoll(v); }},
-        {"--fast-matmul=", [](const std::string& v) { options.fast_matmul = v == "1"; }}};
+        {"--fast-matmul=", [](const std::string& v) { options.fast_matmul = v == "true"; }}};
     int kept = 1;
     for (int i = 1; i < argc; ++i) {
         const std::string argument = argv[i];

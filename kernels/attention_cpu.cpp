@@ -24,8 +24,7 @@ constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 constexpr int kStride = kMaxHeadDim + kLanes;  // between rows of a copied tile: no power of two,
                                                // which would crowd a few sets of the L1 cache
 
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+constexpr int round_up(int a, int b) { return int(ceil_div(a, b)) * b; }
 
 // out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k] * b[k,c]  for R rows by P panels of 16 columns;
 // operands as in `multiply`.

@@ -39,7 +39,6 @@ __device__ AttentionPlace attention_place(const AttentionCall& call) {
     place.span = call.spans[rest / unsigned(call.G)];
     return place;
 }
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The grid that attention_place takes apart.
 inline unsigned attention_blocks(int64_t tiles, int slices, const AttentionCall& call) {
     return unsigned(tiles * slices * call.count * call.G);

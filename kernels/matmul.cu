@@ -24,10 +24,6 @@ constexpr int kShortRows = 1;      // 1 where M <= kSide, as in decoding
 static_assert(kWidth == kSide * kColumns);
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-__host__ __device__ constexpr int64_t tiles(int64_t size, int64_t tile) {
-    return (size + tile - 1) / tile;
-}
-
 // The operands of one step, both with the sum's index first. a's odd row length lets forward store
 // a transposed tile, and every product read one, without bank conflicts.
 template <int Rows>
@@ -65,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
     matmul_forward_tile(float* __restrict__ y, const float* __restrict__ x,
                         const float* __restrict__ packed, int64_t M, int64_t N, int64_t K) {
     SHARED(Step<Rows>, step);
-    const int64_t row_tiles = tiles(M, kSide * Rows);
+    const int64_t row_tiles = ceil_div(M, kSide * Rows);
     const int64_t m0 = blockIdx.x % row_tiles * kSide * Rows, n0 = blockIdx.x / row_tiles * kWidth;
     const int64_t stride = f32_packed_columns(N);
     float sum[Rows][kColumns] = {};
@@ -105,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
                          const float* __restrict__ x, int64_t M, int64_t N, int64_t K) {
     constexpr int kHeight = kSide * kTallRows;
     SHARED(Step<kTallRows>, step);
-    const int64_t row_tiles = tiles(N, kHeight);
+    const int64_t row_tiles = ceil_div(N, kHeight);
     const int64_t n0 = blockIdx.x % row_tiles * kHeight, k0 = blockIdx.x / row_tiles * kWidth;
     float sum[kTallRows][kColumns] = {};
     for (int64_t m0 = 0; m0 < M; m0 += kDepth) {
@@ -183,8 +179,8 @@ Status launch_blocks(void (*kernel)(P...), int64_t blocks, Stream s,
 template <int Rows>
 Status forward_tiles(float* y, const float* x, const float* packed, int64_t M, int64_t N, int64_t K,
                      Stream s) {
-    return launch_blocks(matmul_forward_tile<Rows>, tiles(M, kSide * Rows) * tiles(N, kWidth), s, y,
-                         x, packed, M, N, K);
+    return launch_blocks(matmul_forward_tile<Rows>, ceil_div(M, kSide * Rows) * ceil_div(N, kWidth),
+                         s, y, x, packed, M, N, K);
 }
 
 }  // namespace
@@ -233,8 +229,9 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
     if constexpr (std::is_same_v<T, bf16>)
         return mma_dw_accum(dw, dy, x, M, N, K, s);
     else
-        return launch_blocks(matmul_dw_accum_tile, tiles(N, kSide * kTallRows) * tiles(K, kWidth),
-                             s, dw, dy, x, M, N, K);
+        return launch_blocks(matmul_dw_accum_tile,
+                             ceil_div(N, kSide * kTallRows) * ceil_div(K, kWidth), s, dw, dy, x, M,
+                             N, K);
 }
 
 #define INSTANTIATE(T)                                                                            \

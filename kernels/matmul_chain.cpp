@@ -21,8 +21,6 @@ constexpr int kFewRows = 3;
 // Rows that share the weights which a tile has brought into a cache.
 constexpr int64_t kBlockRows = 16 * kTileRows;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 int threads_for(int64_t work, Stream s) { return work < kSerialWork ? 1 : s.threads; }

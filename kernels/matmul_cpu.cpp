@@ -23,8 +23,6 @@ constexpr int kDwRows = 12, kDwPanels = 2;
 constexpr int kDwRows = 6, kDwPanels = 1;
 #endif
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 int threads_for(int64_t work, Stream s) { return work < kSerialWork ? 1 : s.threads; }

@@ -23,10 +23,6 @@ constexpr int kLanes = 32;
 constexpr int kChunk = 8;  // bf16 values in 16 bytes
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-__host__ __device__ constexpr int64_t tiles(int64_t size, int64_t tile) {
-    return (size + tile - 1) / tile;
-}
-
 // Where chunk `chunk` of a tile's row `row` lies, in elements. For constant steps this is cheap to
 // go on from: 8 i rows further is 8 i row lengths further, and for an even chunk number, two chunks
 // further, if that only sets bits of the number, is an XOR with 16.
@@ -214,8 +210,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kRowChunks = Tile::kDepth / kChunk;
     constexpr int kWarpM = Tile::kWarpTileRows, kWarpN = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(M, Tile::kRows)),
-                                      unsigned(tiles(N, Tile::kColumns)), Tile::kBand);
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(ceil_div(M, Tile::kRows)),
+                                      unsigned(ceil_div(N, Tile::kColumns)), Tile::kBand);
     const int64_t m0 = int64_t(tile.row) * Tile::kRows, n0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_m = warp / Tile::kWarpColumns * kWarpM,
@@ -356,8 +352,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
     constexpr int kDyChunks = Tile::kRows / kChunk, kXChunks = Tile::kColumns / kChunk;
     constexpr int kWarpN = Tile::kWarpTileRows, kWarpK = Tile::kWarpTileColumns;
     DYNAMIC_SHARED(bf16, ring);
-    const TilePlace tile = tile_place(blockIdx.x, unsigned(tiles(N, Tile::kRows)),
-                                      unsigned(tiles(K, Tile::kColumns)), Tile::kBand);
+    const TilePlace tile = tile_place(blockIdx.x, unsigned(ceil_div(N, Tile::kRows)),
+                                      unsigned(ceil_div(K, Tile::kColumns)), Tile::kBand);
     const int64_t n0 = int64_t(tile.row) * Tile::kRows, k0 = int64_t(tile.column) * Tile::kColumns;
     const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
     const int warp_n = warp / Tile::kWarpColumns * kWarpN,
@@ -373,7 +369,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
     const int b_place = chunk_place(lane % 16, warp_k / kChunk + lane / 16, kXChunks);
     typename Tile::WarpSums sum = {};
     walk<Tile>(
-        sum, ring, tiles(M, Tile::kDepth),
+        sum, ring, ceil_div(M, Tile::kDepth),
         [&](bf16* stage) {
             copy_dy.start(stage);
             copy_x.start(stage + Tile::kRows * Tile::kDepth);
@@ -494,20 +490,20 @@ template <class Tile, bool Aligned>
 Status forward_tile(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N, int64_t K,
                     Stream s) {
     return launch_blocks(matmul_forward_mma_tile<Tile, Aligned>,
-                         tiles(M, Tile::kRows) * tiles(N, Tile::kColumns), Tile::kThreads,
+                         ceil_div(M, Tile::kRows) * ceil_div(N, Tile::kColumns), Tile::kThreads,
                          Tile::kSharedBytes, s, y, x, packed, M, N, K);
 }
 template <class Tile, bool Aligned>
 Status forward_strip(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N, int64_t K,
                      Stream s) {
-    return launch_blocks(matmul_forward_mma_strip<Tile, Aligned>, tiles(N, Tile::kColumns),
+    return launch_blocks(matmul_forward_mma_strip<Tile, Aligned>, ceil_div(N, Tile::kColumns),
                          Tile::kThreads, Tile::kSharedBytes, s, y, x, packed, M, N, K);
 }
 template <class Tile, bool Aligned>
 Status dw_tile(float* dw, const bf16* dy, const bf16* x, int64_t M, int64_t N, int64_t K,
                Stream s) {
     return launch_blocks(matmul_dw_mma_tile<Tile, Aligned>,
-                         tiles(N, Tile::kRows) * tiles(K, Tile::kColumns), Tile::kThreads,
+                         ceil_div(N, Tile::kRows) * ceil_div(K, Tile::kColumns), Tile::kThreads,
                          Tile::kSharedBytes, s, dw, dy, x, M, N, K);
 }
 
@@ -515,7 +511,7 @@ Status dw_tile(float* dw, const bf16* dy, const bf16* x, int64_t M, int64_t N, i
 constexpr int64_t kMultiprocessors = 132;  // of an H100 or H200; an A100 has 108
 template <class Tile>
 bool fills(int64_t rows, int64_t columns, int64_t blocks) {
-    return tiles(rows, Tile::kRows) * tiles(columns, Tile::kColumns) >= blocks;
+    return ceil_div(rows, Tile::kRows) * ceil_div(columns, Tile::kColumns) >= blocks;
 }
 
 }  // namespace
@@ -523,7 +519,7 @@ bool fills(int64_t rows, int64_t columns, int64_t blocks) {
 Status mma_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transposed, Stream s) {
     const int64_t depth = bf16_packed_depth(K);
     if (transposed)
-        return launch_blocks(matmul_pack_mma_transposing, depth / kSquare * tiles(N, kSquare),
+        return launch_blocks(matmul_pack_mma_transposing, depth / kSquare * ceil_div(N, kSquare),
                              kPackThreads, 0, s, packed, w, N, K);
     return launch_blocks(matmul_pack_mma, N, kPackThreads, 0, s, packed, w, K);
 }

@@ -1,9 +1,12 @@
 # The CUDA kernels for real devices: every kernels/*.cu through nvcc, into kernels_cuda. Code for sm_80
 # and sm_90, and PTX that newer devices compile. What ptxas says of registers and spills is kept beside
 # each object; tests read it.
-find_package(CUDAToolkit QUIET)
+if(DEFINED ENV{CUDA_HOME})
+  set(CUDAToolkit_ROOT $ENV{CUDA_HOME})
+endif()
+find_package(CUDAToolkit 13 QUIET)  # earlier ones were not tried
 if(NOT CUDAToolkit_FOUND)
-  message(STATUS "no CUDA toolkit (nvcc): --device cuda is not built")
+  message(STATUS "no CUDA toolkit of version 13 (nvcc): --device cuda is not built")
   return()
 endif()
 

@@ -80,9 +80,8 @@ inline constexpr int kKeyBlock = 64;
 
 // Sums over rows (gains' gradients, norms) run over chunks of this many rows, combined in order.
 inline constexpr int kRowChunk = 64;
-FBT_HOST_DEVICE constexpr int64_t row_chunks(int64_t rows) {
-    return (rows + kRowChunk - 1) / kRowChunk;
-}
+FBT_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+FBT_HOST_DEVICE constexpr int64_t row_chunks(int64_t rows) { return ceil_div(rows, kRowChunk); }
 
 // A run of consecutive positions [first, first+count) of one sequence whose earlier positions'
 // keys and values are already stored.

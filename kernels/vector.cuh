@@ -90,8 +90,6 @@ __device__ inline void store_floats(float* to, const Floats<T>& floats, int64_t 
 
 __device__ inline float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // On the host: may every row of `width` elements of T be moved in whole packs? A null pointer
 // stands for an absent array.
 template <class... P>

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -97,7 +98,7 @@ std::shared_ptr<Arena> Context::use(std::shared_ptr<Arena> arena) {
 }
 
 void Context::set_fast_matmul(bool on) {
-    fast_on_ = on;
+    fast_on_ = on && fast_;
     if (!on || fast_) return;
 #ifdef FBT_CUDA
     if (backend_ == Backend::cuda) {
@@ -106,7 +107,7 @@ void Context::set_fast_matmul(bool on) {
         if (!status.ok())
             throw Error(status.code == kernels::Code::unsupported ? ErrorKind::usage
                                                                   : ErrorKind::environment,
-                        std::string("fast_matmul on ") + name_ + ": " + status.message);
+                        std::string("--fast-matmul on ") + name_ + ": " + status.message);
         // It may be destroyed when the work that was queued with it is done.
         fast_ = {made, [memory = arena_->shared_memory()](kernels::cuda::MatmulFast* fast) {
                      try {
@@ -115,10 +116,11 @@ void Context::set_fast_matmul(bool on) {
                      }
                      kernels::cuda::matmul_fast_destroy(fast);
                  }};
+        fast_on_ = true;
         return;
     }
 #endif
-    throw Error(ErrorKind::usage, "fast_matmul is for --device cuda, not for " + name_);
+    throw Error(ErrorKind::usage, "--fast-matmul is for --device cuda, not for " + name_);
 }
 
 #ifndef FBT_CUDA

@@ -3,10 +3,12 @@
 // its tensors' context.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/matmul.h"
@@ -114,7 +116,7 @@ class Context {
 
     // Whether products go through the vendor's library, which is faster and does not keep the row
     // rule. For training on a GPU; off at first.
-    // Errors  usage where the device has no such library.
+    // Errors  usage where the device has no such library, environment when it fails to start.
     void set_fast_matmul(bool on);
     kernels::cuda::MatmulFast* fast_matmul() const { return fast_on_ ? fast_.get() : nullptr; }
 

@@ -18,8 +18,9 @@
 namespace fbt::tensor {
 namespace {
 
-constexpr size_t kStagingBytes = 1 << 20;  // of a slot
-constexpr size_t kStagingSlots = 32;       // uploads that the host may be ahead of the device
+constexpr size_t kSharedBytes = 163 << 10;  // that kernels may ask for, of a block: sm_80's
+constexpr size_t kStagingBytes = 1 << 20;   // of a slot
+constexpr size_t kStagingSlots = 32;        // uploads that the host may be ahead of the device
 
 void check(cudaError_t e, const char* what) {
     if (e == cudaSuccess) return;
@@ -283,6 +284,11 @@ CudaDevice cuda_device() {
     const auto version = [](int major, int minor) {
         return std::to_string(major) + "." + std::to_string(minor);
     };
+    const auto kib = [](size_t bytes) { return std::to_string(bytes >> 10) + " KB"; };
+    if (p.sharedMemPerBlockOptin < kSharedBytes)
+        return {false, std::string(p.name) + " has " + kib(p.sharedMemPerBlockOptin) +
+                           " of shared memory a block, needed " + kib(kSharedBytes) +
+                           " (A100, H100, H200 and their successors)"};
     if (p.major < 8)
         return {false, std::string(p.name) + " has compute capability " +
                            version(p.major, p.minor) + ", needed 8.0 or newer"};

@@ -6,6 +6,7 @@
 namespace fbt::model::core {
 
 constexpr int64_t kPrefillRows = 4096;  // of one call; a longer prompt has a call of its own
+constexpr size_t kMostSteps = 8;        // recordings that are kept
 constexpr int kShortestReach = 256;     // positions that a step's kernels are launched for
 
 std::string to_string(Mode mode) {
@@ -140,7 +141,7 @@ Tensor Decoder::states(const std::vector<int>& ids) const {
     return out;
 }
 
-// Steps of up to twice as many positions share one recording.
+// Steps share a recording until the longest sequence passes a power of two.
 Decoder::Step& Decoder::step_of(const SpanBatch& spans) {
     const int reach = std::max(kShortestReach, int(std::bit_ceil(unsigned(spans.max_end()))));
     model_.reserve_positions(reach);
@@ -150,6 +151,9 @@ Decoder::Step& Decoder::step_of(const SpanBatch& spans) {
     steps_capacity_ = store_->capacity();
     steps_rope_ = model_.rope_positions();
     const int64_t n = spans.rows();
+    // Each holds its activations: as sequences end one by one, numbers that do not come back must
+    // go.
+    if (steps_.size() >= kMostSteps && !steps_.contains({n, reach})) steps_.clear();
     Step& step = steps_[{n, reach}];
     Context& context = model_.context();
     if (!step.inputs.spans) {

@@ -67,7 +67,7 @@ class Decoder {
     std::shared_ptr<PagedStore> store_;
     std::vector<Live> live_;
     Tensor last_;  // [capacity,D]: row id is the newest top state of sequence id
-    std::map<std::pair<int64_t, int>, Step> steps_;  // by number of sequences and reach
+    std::map<std::pair<int64_t, int>, Step> steps_;  // by number of sequences and reach; a few
     int64_t steps_capacity_ = 0;                     // of the store, when steps_ were made
     int steps_rope_ = 0;                             // the model's rope_positions(), likewise
 };

@@ -18,7 +18,7 @@ using namespace fbt::simt;
 namespace {
 
 constexpr int kThreadsPerMultiprocessor = 2048, kBlocksPerMultiprocessor = 32;
-constexpr int kSharedPerMultiprocessor = 228 * 1024, kSharedPerBlock = 227 * 1024;
+constexpr int kSharedPerMultiprocessor = 164 * 1024, kSharedPerBlock = 163 * 1024;
 constexpr int kReservedSharedPerBlock = 1024;
 constexpr int kL2Bytes = 50 << 20, kMemoryClockKhz = 2619000, kClockKhz = 1980000;
 
@@ -143,7 +143,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     return call([&] {
         if (device != 0) return cudaErrorInvalidDevice;
         *properties = cudaDeviceProp{};
-        std::snprintf(properties->name, sizeof properties->name, "simt");
+        std::snprintf(properties->name, sizeof properties->name, "emulated device");
         properties->totalGlobalMem = memory_use().limit;
         properties->major = 9;
         properties->minor = 0;

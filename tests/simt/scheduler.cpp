@@ -35,8 +35,8 @@ constexpr unsigned kMaxThreads = 1024;  // of a block
 constexpr unsigned kLanes = 32;
 constexpr size_t kPage = 4096;
 constexpr size_t kStackBytes = 64 * 1024;
-constexpr size_t kSharedBytes = 227 * 1024;                       // of a block, sm_90
-constexpr size_t kPlainSharedBytes = 48 * 1024;                   // without opt-in
+constexpr size_t kSharedBytes = 163 * 1024;      // of a block: sm_80's, the least that fbt supports
+constexpr size_t kPlainSharedBytes = 48 * 1024;  // without opt-in
 constexpr size_t kArenaBytes = 2 * kSharedBytes / kPage * kPage;  // red zones included
 constexpr size_t kRedZone = 128;
 
