@@ -13,7 +13,8 @@ struct AdamWStep {
 // g = grad*grad_scale      m = beta1*m + (1-beta1)*g      v = beta2*v + (1-beta2)*g^2
 // w = w*(1 - lr*weight_decay) - lr * (m/(1-beta1^step)) / (sqrt(v/(1-beta2^step)) + eps)
 // Shapes  w, m, v, grad [n].      Dtypes  A = float; on ref also double.      Alias  none.
-// Needs   n >= 0, step >= 1.      Moves  7*n*sizeof(A) bytes.
+// Needs   n >= 0, step >= 1.      Errors  bad_argument where Needs is not met.
+// Moves   7*n*sizeof(A) bytes.
 FBT_OP(template <class A>
        Status adamw_step(A* w, A* m, A* v, const A* grad, int64_t n, const AdamWStep& h, Stream s);)
 

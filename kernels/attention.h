@@ -30,18 +30,21 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 // The row rule fixes the order of every sum: keys are walked in splits of kKeyBlock positions
 // counted from position 0. Inside split j: m_j = max score, l_j = sum exp(score - m_j),
 // o_j = sum exp(score - m_j) v. Splits combine in ascending j, from m = -inf, l = 0, o = 0:
-//   m' = max(m, m_j)    l = l*exp(m - m') + l_j*exp(m_j - m')    o likewise    then o / l at the
-//   end
+//   m' = max(m, m_j)      l = l*exp(m - m') + l_j*exp(m_j - m')      o likewise
+// and the row's output is o / l at the end.
 // Splits without a visible key are skipped. Never more than a tile of scores is in memory.
 //
 // Shapes  q, o [N,H,C] T; k, v: key stores [rows,G,C] T, addressed through the span table, which
 //         hold every position [0, first+count) of each span (the span's own rows included);
 //         lse [N,H] A, may be null; scratch: attention_scratch_size<T> elements, aligned to 8
 //         bytes, or null.
-// Dtypes  T = float or double; cuda: T = float or bf16, A = float. In bf16 weights are rounded
-//         (to 2^-8) for their product with v; l_j is the sum of the rounded ones, so that they
-//         still add up to 1. Scores, m, l, sums are float; o is rounded once.
+// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float. In
+//         bf16 weights are rounded (to 2^-8) for their product with v; l_j is the sum of the
+//         rounded ones, so that they still add up to 1. Scores, m, l, sums are float; o is rounded
+//         once.
 // Needs   H % G == 0, C even and <= 256, window >= 0; cuda: scale > 0.      Alias  none.
+// Errors  bad_argument where Needs is not met, and on cuda where spans and rows are too many for
+//         one grid or stride ("needs several calls").
 // FLOPs   4*C*H for each visible (row, key) pair.
 // On cuda
 //   - nothing behind a span's last position is read; a key before it that a row does not see has
@@ -57,7 +60,9 @@ FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v,
                                 const SpanTable& table, int H, int G, int C, int window, A scale,
                                 std::type_identity_t<A>* scratch, Stream s);
-       template <class T>  // 0 on ref and cpu; at most 64 MiB; by what grids depend on
+       // 0 on ref and cpu, and in f32; at most 64 MiB. Of the table it depends only on count,
+       // max_count and max_end.
+       template <class T>
        int64_t attention_scratch_size(const SpanTable& table, int H, int G, int C, int window);)
 
 // Backward, with p[t,s] = exp(score - lse[t]) and delta[t] = sum_c dout[t,c]*o[t,c]:
@@ -67,8 +72,8 @@ FBT_OP(template <class T, class A = accumulate_t<T>>
 // atomics. dk and dv [rows,G,C] A are overwritten at every row that a span's positions
 // [0, first+count) occupy (zeros where nothing attends) and untouched elsewhere; no two spans may
 // share a key row. delta [N,H] A is scratch.
-// Dtypes, needs and tables as in the forward; in bf16 p and ds are rounded for the products they
-// enter, dq once at the end. lse must be the forward's.
+// Dtypes, needs, errors and tables as in the forward; in bf16 p and ds are rounded for the products
+// they enter, dq once at the end. lse must be the forward's.
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
                                  const T* k, const T* v, const T* o, const A* lse,

@@ -157,8 +157,8 @@ __device__ void add_product(float (&out)[N][4], const Fragment (&a)[K], const bf
 
 // ---- a warp's 16 rows ----
 
-// Of which a lane holds two: i0 + lane / 4 and 8 further. Rows past the last copy it; they are not
-// stored.
+// The two of them that a lane holds: i0 + lane / 4 and 8 further. Rows past the last copy it; they
+// are not stored.
 struct LaneRows {
     int64_t head[2];  // elements in [N,H]
     bool stored[2];
@@ -173,7 +173,7 @@ struct LaneRows {
     }
 };
 
-// And their positions.
+// The positions of a warp's rows, and which keys they see.
 struct WarpRows {
     int window;
     int t[2];             // of the lane's rows
@@ -197,7 +197,7 @@ struct WarpRows {
     }
 };
 
-// Loads them as a left operand from an array [N,H,C], zeros from column C on.
+// Loads a warp's rows as a left operand from an array [N,H,C], zeros from column C on.
 template <int W>
 __device__ void load_rows(Fragment (&a)[W / 16], const bf16* from, const LaneRows& rows, int C,
                           bool aligned) {
@@ -218,7 +218,7 @@ __device__ void load_rows(Fragment (&a)[W / 16], const bf16* from, const LaneRow
         load([](const bf16* p) { return p[0].bits | uint32_t(p[1].bits) << 16; });
 }
 
-// Makes those of the scores of keys base and on that are not seen -inf.
+// Sets to -inf the scores of unseen keys, for keys base and on.
 template <int N>
 __device__ void mask(float (&score)[N][4], const WarpRows& rows, int base) {
     if (!rows.masked(base, 8 * N)) return;

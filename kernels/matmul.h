@@ -14,8 +14,8 @@ namespace fbt::kernels {
 //
 // Forward:  y[m,n] = sum_k x[m,k] * w[n,k]
 // Shapes  x [M,K] T, y [M,N] T, row-major; packed as above.
-// Dtypes  T = float or double, on cuda float or bf16; sums in accumulate_t<T>, the same order over
-//         k for every M; one rounding to T.
+// Dtypes  T = float, ref also T = double, cuda also T = bf16; sums in accumulate_t<T>, the same
+//         order over k for every M; one rounding to T.
 // Alias   none.      Needs  M >= 0, N, K >= 1.
 // Moves   (M*K + N*K + M*N) * sizeof(T) bytes, 2*M*N*K FLOPs.
 //
@@ -45,8 +45,7 @@ FBT_OP(template <class T> int64_t matmul_packed_size(int64_t N, int64_t K);
 // algorithm chosen for each shape seen; it serves one stream at a time, and nothing else is
 // allocated. Destroy it when its work is done; null is allowed.
 // Errors  bad_argument for sizes; unsupported in the emulator, which has no cuBLASLt, and for
-// shapes
-//         that it declines; device_error with the library's reason.
+//         shapes that it declines; device_error with the library's reason.
 namespace cuda {
 
 struct MatmulFast;

@@ -3,7 +3,7 @@
 // The row rule. An output is one chain of mma.m16n8k16 along the sum's index, 16 terms at a time
 // and always in order from 0, with zeros up to a fixed multiple. Tiles and warps only say who
 // computes an output, so every variant below gives it the same bits: 16 rows for decoding, 64 for a
-// few sequences, and larger squares for training.
+// few sequences, and larger tiles for training.
 //
 // Memory. Both operands come through a ring of stages in shared memory, which cp.async fills some
 // steps ahead. A tile's rows are cut into chunks of 8 values (16 bytes); chunk c of row r lies at
@@ -507,8 +507,9 @@ Status dw_tile(float* dw, const bf16* dy, const bf16* x, int64_t M, int64_t N, i
                          Tile::kSharedBytes, s, dw, dy, x, M, N, K);
 }
 
-// Whether a product of `rows` x `columns` outputs has at least `blocks` such tiles.
 constexpr int64_t kMultiprocessors = 132;  // of an H100 or H200; an A100 has 108
+
+// Whether a product of `rows` x `columns` outputs has at least `blocks` such tiles.
 template <class Tile>
 bool fills(int64_t rows, int64_t columns, int64_t blocks) {
     return ceil_div(rows, Tile::kRows) * ceil_div(columns, Tile::kColumns) >= blocks;
@@ -537,7 +538,7 @@ Status mma_forward(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_
             return forward_strip<DecodeWide, true>(y, x, packed, M, N, K, s);
         return forward_strip<DecodeNarrow, true>(y, x, packed, M, N, K, s);
     }
-    // Strips read x once for every 16 columns, squares for every 64: worth it where those still
+    // Strips read x once for every 16 columns, tiles for every 64: worth it where those still
     // keep half of the multiprocessors busy.
     if (M <= DecodeMany::kRows && !fills<ForwardSmall>(M, N, kMultiprocessors / 2))
         return forward_strip<DecodeMany, true>(y, x, packed, M, N, K, s);

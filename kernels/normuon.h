@@ -1,6 +1,7 @@
 // NorMuon (arXiv:2510.05491, algorithm 1): momentum, orthogonalised as in Muon (tensor/
 // newton_schulz.h), then every row (neuron) divided by the root of its own second moment, and the
 // whole rescaled to a fixed root mean square. And the elementwise parts of the orthogonalisation.
+// No optimiser uses these ops yet.
 #pragma once
 #include "kernels/types.h"
 

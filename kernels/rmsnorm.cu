@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(W::kBlockThreads)
 }
 
 // dx = rstd*(g - xhat*mean_d(g*xhat)),  g = scale*dy*gain,  xhat = x*rstd, of one row. dx may be
-// dy, as above.
+// dy: an element is read for the last time by the thread that then writes it.
 template <class T, class W>
 __device__ void backward_row(T* dx, const RowPacks<T, W>& dy, const RowPacks<T, W>& x,
                              const float* gain, float r, float scale, int D, float inv_D) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(W::kBlockThreads)
 
 // partial[c,d] = sum of dy[n,d]*x[n,d]*rstd[n] over chunk c's rows: the block's warps take the
 // chunk's rows in turn, and their sums are added in order. Here a block has 32 packs of columns.
-constexpr int kGainWarps = 8;  // (a block a multiprocessor is enough: registers hold the loads)
+constexpr int kGainWarps = 8;  // one block a multiprocessor is enough: registers hold the loads
 
 template <class T, bool Whole>
 __global__ void __launch_bounds__(32 * kGainWarps, 1)

@@ -7,10 +7,10 @@ namespace fbt::kernels {
 // Forward
 //   rstd[n] = 1/sqrt(mean_d x[n,d]^2 + eps)      y[n,d] = x[n,d] * rstd[n] * gain[d]
 // Shapes  x, y [N,D] T row-major; gain [D] A; rstd [N] A, saved for backward, may be null
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float;
-// sums
-//         in A, in one fixed order per row.      Errors  bad_argument where Needs is not met
-// Alias   y may be x.      Needs  N >= 0, D >= 1.      Moves  >= 2*N*D*sizeof(T) bytes
+// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float.
+//         Sums in A, in one fixed order per row.
+// Needs   N >= 0, D >= 1.      Errors  bad_argument where Needs is not met
+// Alias   y may be x.      Moves  >= 2*N*D*sizeof(T) bytes
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int D, A eps,
                               Stream s);)

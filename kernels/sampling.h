@@ -37,6 +37,7 @@ inline Status sample_arguments(const Sampling* settings, int64_t N, int V) {
 //         Weights are rounded to float (cuda: then to multiples of V*2^-61 or less), so the token
 //         may differ between backends where uniform lies that close to an interval's end.
 // Needs   N >= 0, V >= 1, finite temperature >= 0, 0 < top_p <= 1, top_k >= 0.
+// Errors  bad_argument where Needs is not met; on cuda for N and V alone.
 FBT_OP(template <class T> Status sample(int32_t* tokens, const T* logits, const Sampling* settings,
                                         const float* uniform, int64_t N, int V,
                                         int32_t* scratch_ids, Stream s);)

@@ -488,11 +488,11 @@ TEST_P(Attention, RowsHaveTheSameBitsInEveryCall) {
     check_rows<bf16>({4, 2, 64, 70, {kLong, 15}});
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Attention, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Attention, testing::ValuesIn(kSchedules), schedule_name);
 
 // ScheduleTest skips without a device.
 class LargeAttention : public ScheduleTest {};
-INSTANTIATE_TEST_SUITE_P(Simt, LargeAttention, testing::Values(kSchedules[0]), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, LargeAttention, testing::Values(kSchedules[0]), schedule_name);
 
 TEST_P(LargeAttention, ForwardMatchesPlainLoops) {
     for (const Case& c : kLarge) {

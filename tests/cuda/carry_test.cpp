@@ -151,7 +151,7 @@ TEST_P(Carry, NullSourcesAndNoRows) {
               bad);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Carry, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Carry, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

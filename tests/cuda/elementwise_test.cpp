@@ -107,7 +107,7 @@ TEST_P(Elementwise, NothingToDoAndBadSizes) {
     EXPECT_EQ(cuda::split_columns(v, v, v, 1, 1, 0, {}).code, kernels::Code::bad_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Elementwise, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Elementwise, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

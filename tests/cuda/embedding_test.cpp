@@ -162,7 +162,7 @@ TEST_P(Embedding, NoRowsIsNoWork) {
         bad);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Embedding, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Embedding, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

@@ -117,7 +117,7 @@ TEST_P(Gate, NoRowsIsNoWork) {
     EXPECT_EQ(cuda::gate_backward(v, v, v, v, v, -1, 1, {}).code, kernels::Code::bad_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Gate, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Gate, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

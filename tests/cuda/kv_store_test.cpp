@@ -91,7 +91,7 @@ TEST_P(KvStore, NoRowsIsNoWork) {
     EXPECT_EQ(cuda::copy_rows_accum(v, nullptr, v, nullptr, -1, 1, {}).code, bad);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, KvStore, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, KvStore, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

@@ -104,7 +104,7 @@ TEST_P(MatmulFast, MatchesPlainLoops) {
 
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Simt, MatmulFast, testing::Values(kSchedules[0]), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, MatmulFast, testing::Values(kSchedules[0]), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

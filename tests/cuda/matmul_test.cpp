@@ -177,7 +177,7 @@ TEST_P(Matmul, RowsDoNotDependOnOtherRows) {
     expect_rows_alone<bf16>();
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Matmul, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, Matmul, testing::ValuesIn(kSchedules), schedule_name);
 
 // ---- under one schedule ----
 
@@ -338,7 +338,7 @@ TEST_P(MatmulSizes, NoRowsIsNoWorkAndBadSizesAreErrors) {
     expect_errors<bf16>();
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, MatmulSizes, testing::Values(kSchedules[0]), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, MatmulSizes, testing::Values(kSchedules[0]), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

@@ -210,7 +210,7 @@ TEST_P(QkNormRope, NoRowsIsNoWork) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, QkNormRope, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, QkNormRope, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests

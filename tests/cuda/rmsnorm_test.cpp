@@ -201,7 +201,7 @@ TEST_P(RmsNorm, RowsDoNotDependOnOtherRows) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, RmsNorm, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, RmsNorm, testing::ValuesIn(kSchedules), schedule_name);
 
 // What costs the emulator time runs under one schedule: lifo, where one warp gets as far ahead as
 // barriers allow.
@@ -257,7 +257,7 @@ TEST_P(RmsNormGrid, NoRowsIsNoWork) {
     EXPECT_EQ(cuda::rmsnorm_backward(v, v, v, v, v, v, 1.f, 1, 0, v, {}).code, bad);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, RmsNormGrid,
+INSTANTIATE_TEST_SUITE_P(Device, RmsNormGrid,
                          testing::Values(Schedule(kSchedules[std::size(kSchedules) / 2])),
                          schedule_name);
 

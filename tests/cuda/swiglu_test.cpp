@@ -98,7 +98,7 @@ TEST_P(SwiGlu, NothingToDoAndBadSizes) {
     EXPECT_EQ(cuda::swiglu_backward(v, v, v, v, v, -1, {}).code, kernels::Code::bad_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, SwiGlu, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Device, SwiGlu, testing::ValuesIn(kSchedules), schedule_name);
 
 }  // namespace
 }  // namespace fbt::tests
