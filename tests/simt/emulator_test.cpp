@@ -268,7 +268,7 @@ TEST(EmulatedRuntime, WhatAKernelMayUse) {
     const auto set = [&](int bytes) {
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     };
-    EXPECT_EQ(set(228 * 1024), cudaErrorInvalidValue);
+    EXPECT_EQ(set(164 * 1024), cudaErrorInvalidValue);
     EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidValue);
     EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
     EXPECT_EQ(set(100 * 1024), cudaSuccess);
@@ -278,7 +278,7 @@ TEST(EmulatedRuntime, WhatAKernelMayUse) {
     // Threads are the limit, then shared memory.
     EXPECT_EQ(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&value, kernel, 128, 0), cudaSuccess);
     EXPECT_EQ(value, 16);
-    EXPECT_EQ(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&value, kernel, 128, 100 * 1024),
+    EXPECT_EQ(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&value, kernel, 128, 80 * 1024),
               cudaSuccess);
     EXPECT_EQ(value, 2);
 }
