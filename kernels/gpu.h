@@ -56,4 +56,16 @@ Status launch(void (*kernel)(P...), const Launch& shape, Stream stream,
     return {Code::device_error, cudaGetErrorString(error)};
 }
 
+// A grid of that many blocks in a row, where a grid can be so long.
+template <class... P>
+Status launch_blocks(void (*kernel)(P...), int64_t blocks, int threads, size_t shared_bytes,
+                     Stream stream, std::type_identity_t<P>... arguments) {
+    if (blocks > 0x7fffffff) return {Code::unsupported, "a grid cannot have so many blocks"};
+    return launch(kernel,
+                  {.grid = dim3(unsigned(blocks)),
+                   .block = dim3(unsigned(threads)),
+                   .shared_bytes = shared_bytes},
+                  stream, arguments...);
+}
+
 }  // namespace fbt::kernels::cuda

@@ -22,7 +22,6 @@ constexpr int kColumns = 4;        // a thread's outputs in a row, neighbours
 constexpr int kTallRows = 4;       // a thread's rows: 4 where there are many,
 constexpr int kShortRows = 1;      // 1 where M <= kSide, as in decoding
 static_assert(kWidth == kSide * kColumns);
-constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // The operands of one step, both with the sum's index first. a's odd row length lets forward store
 // a transposed tile, and every product read one, without bank conflicts.
@@ -168,19 +167,11 @@ __global__ void __launch_bounds__(kThreads)
         packed[k * stride + n] = k < K && n < N ? w[k * N + n] : 0.f;
 }
 
-template <class... P>
-Status launch_blocks(void (*kernel)(P...), int64_t blocks, Stream s,
-                     std::type_identity_t<P>... arguments) {
-    if (blocks > kMaxGrid) return {Code::unsupported, "the product has more tiles than a grid"};
-    return launch(kernel, {.grid = dim3(unsigned(blocks)), .block = dim3(kThreads)}, s,
-                  arguments...);
-}
-
 template <int Rows>
 Status forward_tiles(float* y, const float* x, const float* packed, int64_t M, int64_t N, int64_t K,
                      Stream s) {
     return launch_blocks(matmul_forward_tile<Rows>, ceil_div(M, kSide * Rows) * ceil_div(N, kWidth),
-                         s, y, x, packed, M, N, K);
+                         kThreads, 0, s, y, x, packed, M, N, K);
 }
 
 }  // namespace
@@ -201,9 +192,10 @@ Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bo
         return mma_pack(packed, w, N, K, transposed, s);
     } else {
         const int64_t depth = f32_packed_depth(K), columns = f32_packed_columns(N);
-        if (transposed) return launch_blocks(matmul_pack_row, depth, s, packed, w, N, K);
-        return launch_blocks(matmul_pack_transposing, depth / kSquare * (columns / kSquare), s,
-                             packed, w, N, K);
+        if (transposed)
+            return launch_blocks(matmul_pack_row, depth, kThreads, 0, s, packed, w, N, K);
+        return launch_blocks(matmul_pack_transposing, depth / kSquare * (columns / kSquare),
+                             kThreads, 0, s, packed, w, N, K);
     }
 }
 
@@ -230,8 +222,8 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
         return mma_dw_accum(dw, dy, x, M, N, K, s);
     else
         return launch_blocks(matmul_dw_accum_tile,
-                             ceil_div(N, kSide * kTallRows) * ceil_div(K, kWidth), s, dw, dy, x, M,
-                             N, K);
+                             ceil_div(N, kSide * kTallRows) * ceil_div(K, kWidth), kThreads, 0, s,
+                             dw, dy, x, M, N, K);
 }
 
 #define INSTANTIATE(T)                                                                            \

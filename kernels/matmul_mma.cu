@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kLanes = 32;
 constexpr int kChunk = 8;  // bf16 values in 16 bytes
-constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // Where chunk `chunk` of a tile's row `row` lies, in elements. For constant steps this is cheap to
 // go on from: 8 i rows further is 8 i row lengths further, and for an even chunk number, two chunks
@@ -473,17 +472,6 @@ __global__ void __launch_bounds__(kPackThreads)
 
 bool rows_aligned(const bf16* data, int64_t columns) {
     return columns % kChunk == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
-template <class... P>
-Status launch_blocks(void (*kernel)(P...), int64_t blocks, int threads, size_t shared_bytes,
-                     Stream s, std::type_identity_t<P>... arguments) {
-    if (blocks > kMaxGrid) return {Code::unsupported, "the product has more tiles than a grid"};
-    return launch(kernel,
-                  {.grid = dim3(unsigned(blocks)),
-                   .block = dim3(unsigned(threads)),
-                   .shared_bytes = shared_bytes},
-                  s, arguments...);
 }
 
 template <class Tile, bool Aligned>

@@ -12,8 +12,9 @@ class Graph {
   public:
     // Does `work`. It must queue the same kernels on the same arguments every time, keep no tensor
     // that it made, and neither read nor write host memory. Its intermediate tensors lie in an
-    // arena of this graph, since a recording uses their memory whenever it is replayed. Errors
-    // environment when the device fails; internal when work copies from or to the host, or
+    // arena of this graph, since a recording uses their memory whenever it is replayed.
+    //
+    // Errors  environment when the device fails; internal when work copies from or to the host, or
     //         takes more memory than it did the first time.
     void run(Context& context, const std::function<void()>& work);
     bool recorded() const { return recording_ != nullptr; }

@@ -4,9 +4,8 @@
 //   0 .. 8       n, the header's length, little-endian u64
 //   8 .. 8+n     JSON {"NAME": {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...,
 //                "__metadata__": {"KEY": "VALUE", ...}}, padded with spaces
-//   8+n ..       the tensors, row-major, little-endian; offsets count from here; they cover the
-//   rest
-//                of the file without holes or overlaps
+//   8+n ..       the tensors, row-major, little-endian; offsets count from here; they cover
+//                the rest of the file without holes or overlaps
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -22,8 +22,9 @@ class Tokenizer {
     // is encoded, so encoding line by line gives the same tokens.
     virtual std::vector<int32_t> encode(std::string_view text) const = 0;
 
-    // The bytes that a token stands for; none for the boundary and other control tokens. Errors
-    // usage, when the id is outside the vocabulary.
+    // The bytes that a token stands for; none for the boundary and other control tokens.
+    //
+    // Errors  usage, when the id is outside the vocabulary.
     const std::string& piece(int32_t id) const;
     // Raw bytes; they need not be valid UTF-8 (see Utf8Stream).
     std::string decode(std::span<const int32_t> ids) const;
