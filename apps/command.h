@@ -30,6 +30,7 @@ Run add_eval(CLI::App& app);
 Run add_data(CLI::App& app);
 Run add_audit(CLI::App& app);
 Run add_info(CLI::App& app);
+Run add_experiment(CLI::App& app);
 
 // Where and in which arithmetic a subcommand computes, and whom it talks to.
 struct Machine {

@@ -95,6 +95,20 @@ std::string Table::text() const {
     return out;
 }
 
+std::string Table::markdown() const {
+    std::string out;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+        out += "|";
+        for (const std::string& cell : rows_[r]) out += " " + cell + " |";
+        out += "\n";
+        if (r > 0) continue;
+        out += "|";
+        for (size_t i = 0; i < rows_[0].size(); ++i) out += "---|";
+        out += "\n";
+    }
+    return out;
+}
+
 std::string short_count(double n) {
     const char* unit = "";
     for (const char* next : {"k", "M", "G"}) {

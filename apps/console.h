@@ -44,6 +44,7 @@ class Table {
     explicit Table(std::vector<std::string> heading) : rows_{std::move(heading)} {}
     void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
     std::string text() const;
+    std::string markdown() const;
 
   private:
     std::vector<std::vector<std::string>> rows_;

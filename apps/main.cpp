@@ -42,8 +42,8 @@ int run(int argc, char** argv) {
     app.set_version_flag("--version", "fbt " + build_facts().version);
     app.require_subcommand(1);
     std::vector<std::pair<CLI::App*, Run>> commands;
-    for (auto add :
-         {add_train, add_generate, add_replay, add_eval, add_data, add_audit, add_info}) {
+    for (auto add : {add_train, add_generate, add_replay, add_eval, add_data, add_audit,
+                     add_experiment, add_info}) {
         Run todo = add(app);
         commands.emplace_back(app.get_subcommands({}).back(), std::move(todo));
     }

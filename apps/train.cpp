@@ -98,6 +98,9 @@ Train::Train(CLI::App& app) {
     s.add("jitter", &train_.jitter, "half-width of the noise on carried states").at_least(0);
     s.add("mixin", &train_.mixin, "keep a random plain prefix in feedback passes");
     s.add("learning_rate", &train_.learning_rate, "at its highest").above(0);
+    s.add("fusion_rate", &train_.fusion_rate,
+          "factor of the learning rate for the fusion's matrices")
+        .above(0);
     s.add("warmup", &train_.warmup, "steps until the highest learning rate").at_least(0);
     s.add("decay", &train_.decay, "share of the steps, at the end, that falls to 0")
         .at_least(0)

@@ -33,9 +33,9 @@ void AdamW::step(double learning_rate, double gradient_norm) {
         State& state = states_[i];
         ++state.steps;
         const double decay = p.role() == Role::gain ? 0 : config_.weight_decay;
-        tensor::adamw_step(
-            p.weight().value, state.m, state.v, p.weight().grad,
-            {learning_rate, config_.beta1, config_.beta2, config_.eps, decay, clip, state.steps});
+        tensor::adamw_step(p.weight().value, state.m, state.v, p.weight().grad,
+                           {learning_rate * p.rate(), config_.beta1, config_.beta2, config_.eps,
+                            decay, clip, state.steps});
         p.updated();
     }
 }

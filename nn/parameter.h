@@ -30,6 +30,9 @@ class Parameter {
     const std::string& name() const { return name_; }
     const Shape& shape() const { return shape_; }
     Role role() const { return role_; }
+    // What an optimiser multiplies its learning rate by for this parameter.
+    double rate() const { return rate_; }
+    void set_rate(double rate) { rate_ = rate; }
     Weight& weight() { return weight_; }
     const Weight& weight() const { return weight_; }
     bool trained() const { return weight_.grad.defined(); }
@@ -44,6 +47,7 @@ class Parameter {
     std::string name_;
     Shape shape_;
     Role role_;
+    double rate_ = 1;
     Weight weight_;
     DType dtype_ = DType::f32;
 };

@@ -14,7 +14,18 @@ enum class Disturb { none, permuted, mean };
 
 // What one pass over one batch adds up to.
 struct Sums {
-    double ce = 0, correct = 0, difference = 0, size = 0;
+    double ce = 0, correct = 0, last = 0, unsettled = 0, difference = 0, size = 0;
+    int64_t unsettled_targets = 0;
+
+    void add(const Sums& o) {
+        ce += o.ce;
+        correct += o.correct;
+        last += o.last;
+        unsettled += o.unsettled;
+        difference += o.difference;
+        size += o.size;
+        unsettled_targets += o.unsettled_targets;
+    }
 };
 
 struct Scores {
@@ -91,15 +102,28 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
     std::vector<Sums> sums(passes);
     const Tensor h1 = advance(model, store, spans(0), batch.tokens);
     const Scores first = score(model, h1, batch.targets);
-    double head_ce = 0, head_correct = 0;  // of the positions 0, the same in every pass
-    for (size_t n = 0; n < batch.tokens.size(); ++n) {
-        sums[0].ce += first.ce[n];
-        sums[0].correct += first.correct[n];
-    }
+    std::vector<int> last_target(S, -1);
+    for (size_t s = 0; s < S; ++s)
+        for (int t = 0; t < batch.lengths[s]; ++t)
+            if (batch.targets[whole.row(s, t)] >= 0) last_target[s] = t;
+    // Adds pass k's scores of positions [begin, end) of every sequence; row (s, t) is at.row(s, t).
+    const auto count = [&](int pass, int begin, int end, const PassRows& at, const Scores& scores) {
+        Sums& sum = sums[pass - 1];
+        for (size_t s = 0; s < S; ++s)
+            for (int t = begin; t < std::min(end, batch.lengths[s]); ++t) {
+                const int64_t n = at.row(s, t);
+                sum.ce += scores.ce[n];
+                sum.correct += scores.correct[n];
+                if (t == last_target[s]) sum.last += scores.correct[n];
+                if (t < pass || batch.targets[whole.row(s, t)] < 0) continue;
+                sum.unsettled += scores.ce[n];
+                ++sum.unsettled_targets;
+            }
+    };
+    constexpr int kAll = std::numeric_limits<int>::max();
+    count(1, 0, kAll, whole, first);
     std::vector<int32_t> tokens, targets;
     for (size_t s = 0; s < S; ++s) {
-        head_ce += first.ce[whole.row(s, 0)];
-        head_correct += first.correct[whole.row(s, 0)];
         for (int t = 1; t < batch.lengths[s]; ++t) {
             tokens.push_back(batch.tokens[whole.row(s, t)]);
             targets.push_back(batch.targets[whole.row(s, t)]);
@@ -111,8 +135,7 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
     const int64_t D = model.config().dim;
     for (int pass = 2; pass <= passes; ++pass) {
         Sums& sum = sums[pass - 1];
-        sum.ce = head_ce;
-        sum.correct = head_correct;
+        count(pass, 0, 1, whole, first);  // positions 0 are the same in every pass
         if (rows.count == 0) continue;
         CarrySource from =
             carry_source(whole, pass == 2 ? whole : rows, pass == 2, rows, batch.indices);
@@ -127,10 +150,7 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
         if (disturb == Disturb::mean) carried = mean_rows(carried);
         const Tensor h = advance(model, store, spans(1), tokens, carried);
         const Scores scores = score(model, h, targets);
-        for (int64_t r = 0; r < rows.count; ++r) {
-            sum.ce += scores.ce[r];
-            sum.correct += scores.correct[r];
-        }
+        count(pass, 1, kAll, rows, scores);
         if (disturb == Disturb::none) {
             const std::vector<double> now = h.to_double();
             for (size_t s = 0; s < S; ++s)
@@ -155,17 +175,13 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
                                  int passes, uint64_t seed, bool disturb) {
     std::vector<Sums> clean(passes), permuted(passes), mean(passes);
-    int64_t targets = 0, batches = 0;
+    int64_t targets = 0, sequences = 0, batches = 0;
     const auto add = [&](std::vector<Sums>& total, const std::vector<Sums>& part) {
-        for (int k = 0; k < passes; ++k) {
-            total[k].ce += part[k].ce;
-            total[k].correct += part[k].correct;
-            total[k].difference += part[k].difference;
-            total[k].size += part[k].size;
-        }
+        for (int k = 0; k < passes; ++k) total[k].add(part[k]);
     };
     while (const std::optional<Batch> batch = next()) {
         for (int32_t t : batch->targets) targets += t >= 0;
+        sequences += int64_t(batch->lengths.size());
         add(clean, run(model, *batch, passes, Disturb::none, seed, batches));
         if (disturb) {
             add(permuted, run(model, *batch, passes, Disturb::permuted, seed, batches));
@@ -176,12 +192,63 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
     std::vector<PassResult> results;
     const double n = double(std::max<int64_t>(targets, 1));
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-    for (int k = 0; k < passes; ++k)
-        results.push_back({k + 1, clean[k].ce / n, clean[k].correct / n,
-                           clean[k].size > 0 ? std::sqrt(clean[k].difference / clean[k].size) : nan,
-                           disturb ? permuted[k].ce / n : nan, disturb ? mean[k].ce / n : nan,
-                           targets});
+    for (int k = 0; k < passes; ++k) {
+        const Sums& c = clean[k];
+        results.push_back(
+            {.pass = k + 1,
+             .loss = c.ce / n,
+             .accuracy = c.correct / n,
+             .last = c.last / double(std::max<int64_t>(sequences, 1)),
+             .unsettled = c.unsettled_targets > 0 ? c.unsettled / double(c.unsettled_targets) : nan,
+             .change = c.size > 0 ? std::sqrt(c.difference / c.size) : nan,
+             .permuted = disturb ? permuted[k].ce / n : nan,
+             .mean = disturb ? mean[k].ce / n : nan,
+             .targets = targets,
+             .sequences = sequences});
+    }
     return results;
+}
+
+InputScales input_scales(Model& model, const Batch& batch) {
+    Context& context = model.context();
+    const size_t S = batch.lengths.size();
+    const PassRows whole(batch.lengths, std::vector<int32_t>(S, 0));
+    const PassRows rows(batch.lengths, std::vector<int32_t>(S, 1));
+    auto store = std::make_shared<PagedStore>(model);
+    auto spans = std::make_shared<SpanBatch>();
+    std::vector<PagedStore::Pages> pages(S);
+    std::vector<int32_t> fused_tokens;
+    for (size_t s = 0; s < S; ++s) {
+        store->reserve(pages[s], batch.lengths[s]);
+        PagedStore::add_span(*spans, pages[s], 0, batch.lengths[s]);
+        for (int t = 1; t < batch.lengths[s]; ++t)
+            fused_tokens.push_back(batch.tokens[whole.row(s, t)]);
+    }
+    const Tensor h1 = advance(model, store, spans, batch.tokens);
+    const CarrySource from = carry_source(whole, whole, true, rows, batch.indices);
+    const Tensor carried =
+        tensor::carry_forward(h1, {}, Tensor::from(context, from.source, {rows.count}), {});
+    Tape tape(false);
+    const Tensor tokens = Tensor::from(context, fused_tokens, {rows.count});
+    const std::vector<double>
+        e = model.embed(tape, tokens).value().to_double(),
+        u = model.fuse(tape, tape.constant(carried), tokens).value().to_double();
+    InputScales out;
+    const size_t D = size_t(model.config().dim);
+    for (size_t row = 0; row < e.size(); row += D) {
+        double ee = 0, uu = 0, eu = 0;
+        for (size_t i = row; i < row + D; ++i) {
+            ee += e[i] * e[i];
+            uu += u[i] * u[i];
+            eu += e[i] * u[i];
+        }
+        out.plain += ee;
+        out.fused += uu;
+        out.cosine += eu / std::sqrt(ee * uu);
+    }
+    const double n = double(std::max<int64_t>(rows.count, 1));
+    return {std::sqrt(out.plain / n / double(D)), std::sqrt(out.fused / n / double(D)),
+            out.cosine / n};
 }
 
 Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode) {

@@ -89,6 +89,7 @@ ReplayError compare(Model& model, const Trace& rollout, const Trace& replay, int
     error.keys = std::sqrt(dk / k);
     error.values = std::sqrt(dv / v);
     for (char e : exact) error.exact += e;
+    while (error.prefix < n && exact[size_t(error.prefix)]) ++error.prefix;
 
     int64_t agree = 0, counted = 0;
     constexpr int64_t kRows = 256;  // logits of that many positions at a time

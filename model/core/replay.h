@@ -37,6 +37,7 @@ struct ReplayError {
     double kl;            // mean KL(rollout || replay), nats
     double logprob;       // mean |delta log p| of the rollout's next tokens
     int64_t exact;        // positions whose state, keys and values all have the same bits
+    int64_t prefix;       // of them, those before the first that differs
     int64_t positions;    // T - P
 };
 // next: the token that followed each response position, [T-P]; -1 where none did.

@@ -76,6 +76,8 @@ class FastMatmul {
 Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute)
     : model_(model), source_(source), config_(std::move(config)), recompute_(recompute) {
     model_.parameters().initialise(model_.context(), model_.dtype(), config_.seed, true);
+    for (nn::Parameter& p : model_.parameters().all())
+        if (p.name().starts_with("feedback.")) p.set_rate(config_.fusion_rate);
     optimizer_ = std::make_unique<nn::AdamW>(model_.parameters(), config_.adamw);
     state_.seed = config_.seed;
 }

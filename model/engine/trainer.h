@@ -21,6 +21,7 @@ struct TrainConfig {
     double jitter = 0.02;
     bool mixin = true;
     double learning_rate = 1e-3;
+    double fusion_rate = 1;  // what the fusion's matrices multiply the learning rate by
     int64_t warmup = 50;  // steps
     double decay = 0.25;  // fraction of the steps at the end
     nn::AdamWConfig adamw;

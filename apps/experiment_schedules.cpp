@@ -1,0 +1,126 @@
+// Schedules and debugging (the paper's figure 18): the losses of passes 1 and 2 over a training,
+// from before feedback is switched on, and what mends a late switch.
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "apps/corpus.h"
+#include "apps/experiment.h"
+#include "model/core/evaluate.h"
+
+namespace fbt::apps {
+namespace {
+
+namespace core = model::core;
+using nlohmann::json;
+
+// Of the steps, in percent; feedback begins after 75.
+constexpr int kShown[] = {50, 75, 80, 85, 90, 95, 100};
+
+// Each changes one thing of 75:1,25:3.
+std::vector<Recipe> mends() {
+    return {text_recipe("text-50-0-50", "50:1,50:3"),
+            text_recipe("text-25-0-75", "25:1,75:3"),
+            text_recipe("text-a-tenth", "75:1@9+3@1,25:3"),
+            text_recipe("text-fusion-rate-4", "75:1,25:3", {"--fusion-rate", "4"}),
+            text_recipe("text-late-decay", "75:1,25:3", {"--decay", "0.05"}),
+            text_recipe("text-concat", "75:1,25:3", {"--fusion", "concat_projection"}),
+            text_recipe("text-3000-steps", "75:1,25:3", {}, 3000)};
+}
+
+// The evaluations of the training itself: L1/P to L5/P and gap/P = L2 - L1 after P percent of the
+// steps, and every row as "curve".
+void read_curve(TrainedRun& run) {
+    std::ifstream in(run.folder + "/metrics.jsonl");
+    json curve = json::array();
+    std::string line;
+    while (std::getline(in, line)) {
+        const json row = json::parse(line, nullptr, false);
+        if (row.is_object() && row.contains("val/pass_1")) curve.push_back(row);
+    }
+    for (int percent : kShown)
+        for (const json& row : curve) {
+            if (row["step"].get<int64_t>() * 100 < percent * run.steps) continue;
+            const std::string at = "/" + std::to_string(percent);
+            for (int k = 1; row.contains("val/pass_" + std::to_string(k)); ++k)
+                run.measured["L" + std::to_string(k) + at] = row["val/pass_" + std::to_string(k)];
+            const json &one = row["val/pass_1"], &two = row["val/pass_2"];
+            run.measured["gap" + at] = one.is_number() && two.is_number()
+                                           ? json(two.get<double>() - one.get<double>())
+                                           : json();
+            break;
+        }
+    run.measured["curve"] = curve;
+}
+
+void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
+    read_curve(run);
+    const Corpus corpus(lab.config().data, "");
+    const auto batches = [&] {
+        return corpus.validation(loaded.length, run.seed, 128, 128 * loaded.length);
+    };
+    for (const core::PassResult& pass :
+         core::evaluate(*loaded.model, batches(), 3, run.seed, true)) {
+        if (pass.pass == 1) continue;
+        const std::string key = "/pass_" + std::to_string(pass.pass);
+        run.measured["permuted" + key] = pass.permuted;
+        run.measured["mean" + key] = pass.mean;
+        run.measured["change" + key] = pass.change;
+    }
+    const auto scales = [&](core::Model& model, const std::string& when) {
+        const core::InputScales s = core::input_scales(model, *batches()());
+        run.measured["plain/" + when] = s.plain;
+        run.measured["fused/" + when] = s.fused;
+        run.measured["cosine/" + when] = s.cosine;
+    };
+    scales(*loaded.model, "end");
+    const std::string switched = run.folder + "/step_00000750";
+    if (std::filesystem::exists(switched))
+        scales(*load(switched, lab.context(), loaded.model->dtype()).model, "switch");
+}
+
+}  // namespace
+
+void schedules_experiment(Experiment& lab) {
+    const std::vector<Recipe> paper = paper_schedules(), mended = mends();
+    std::vector<Recipe> all = {text_recipe("text-standard", "1:1")};
+    all.insert(all.end(), paper.begin(), paper.end());
+    all.insert(all.end(), mended.begin(), mended.end());
+    all.push_back(three_pass_recipe(core::Fusion::gated_product));
+    lab.train(all);
+    lab.measure([&](TrainedRun& run, const Loaded& loaded) { measure(lab, run, loaded); });
+
+    std::vector<std::string> heading = {"schedule"};
+    for (int percent : kShown) heading.push_back(std::to_string(percent) + " %");
+    Table gaps(heading), first(heading);
+    Table ends({"schedule", "L1", "L2", "L3", "L5", "L2, permuted", "L2, mean"});
+    Table scales({"schedule", "e, switch", "e (x) h, switch", "cosine, switch", "e, end",
+                  "e (x) h, end", "cosine, end"});
+    for (const Recipe& recipe : all) {
+        const std::string& name = recipe.name;
+        std::vector<std::string> gap = {name}, loss = {name};
+        for (int percent : kShown) {
+            gap.push_back(lab.cell(name, "gap/" + std::to_string(percent), "%+.3f"));
+            loss.push_back(lab.cell(name, "L1/" + std::to_string(percent), "%.3f"));
+        }
+        gaps.row(gap);
+        first.row(loss);
+        ends.row({name, lab.cell(name, "L1/100", "%.3f"), lab.cell(name, "L2/100", "%.3f"),
+                  lab.cell(name, "L3/100", "%.3f"), lab.cell(name, "L5/100", "%.3f"),
+                  lab.cell(name, "permuted/pass_2", "%.2f"),
+                  lab.cell(name, "mean/pass_2", "%.2f")});
+        scales.row({name, lab.cell(name, "plain/switch", "%.3f"),
+                    lab.cell(name, "fused/switch", "%.3f"), lab.cell(name, "cosine/switch", "%.2f"),
+                    lab.cell(name, "plain/end", "%.3f"), lab.cell(name, "fused/end", "%.3f"),
+                    lab.cell(name, "cosine/end", "%.2f")});
+    }
+    lab.table("L2 - L1 on validation after this share of the steps", gaps);
+    lab.table("L1 on validation after this share of the steps", first);
+    lab.table("At the end, and with the carried states permuted or replaced by their mean", ends);
+    lab.table(
+        "Root mean square of plain inputs e and of fused ones e (x) h, and the cosine between "
+        "them, after 750 steps and at the end",
+        scales);
+}
+
+}  // namespace fbt::apps
