@@ -168,7 +168,8 @@ Decoder::Step& Decoder::step_of(const SpanBatch& spans) {
     return step;
 }
 
-Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& tokens) {
+Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& tokens,
+                     std::vector<Tensor>* depths) {
     SpanBatch spans;
     for (int id : ids) {
         Live& live = live_[id];
@@ -184,16 +185,20 @@ Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& to
     fill(step.inputs.slots, spans.own_slots());
     fill(step.ids, std::vector<int64_t>(ids.begin(), ids.end()));
     Context& context = model_.context();
-    step.graph.run(context, [&] {
+    const auto work = [&] {
         Tensor carried;
         if (mode_ != Mode::standard) {
             carried = Tensor::empty(context, step.states.shape(), model_.dtype());
             tensor::copy_rows(carried, {}, last_, step.ids, n);
         }
-        const Tensor h = advance(model_, store_, step.inputs, carried);
+        const Tensor h = advance(model_, store_, step.inputs, carried, depths);
         tensor::copy_rows(last_, step.ids, h, {}, n);
         step.states.copy_from(h);
-    });
+    };
+    if (depths)  // a graph may keep no tensor that it made
+        work();
+    else
+        step.graph.run(context, work);
     for (int id : ids) ++live_[id].length;
     Tensor states = Tensor::empty(context, step.states.shape(), model_.dtype());
     states.copy_from(step.states);

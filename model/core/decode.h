@@ -30,8 +30,10 @@ class Decoder {
     int fork(int id);
     void drop(int id);
     // Feeds one token to each of the sequences. Returns their new top states [ids,D]; a state's
-    // bits do not depend on which other sequences are in the call.
-    Tensor step(const std::vector<int>& ids, const std::vector<int32_t>& tokens);
+    // bits do not depend on which other sequences are in the call. `depths` is Model::stack's, of
+    // the same rows; a step that gives them is neither recorded nor replayed.
+    Tensor step(const std::vector<int>& ids, const std::vector<int32_t>& tokens,
+                std::vector<Tensor>* depths = nullptr);
 
     Tensor states(const std::vector<int>& ids) const;  // the newest top states, [ids,D]
     Model& model() const { return model_; }

@@ -67,11 +67,16 @@ void Model::reserve_positions(int positions) {
 }
 
 Var Model::stack(Tape& tape, const Var& u, const std::shared_ptr<const SpanBatch>& spans,
-                 const std::shared_ptr<nn::KeyValueStore>& store, bool recompute) {
+                 const std::shared_ptr<nn::KeyValueStore>& store, bool recompute,
+                 std::vector<Tensor>* depths) {
     reserve_positions(spans->max_end());
     const nn::SpanCall call{spans, &*rope_, store};
     Var x = autograd::rmsnorm(tape, u, input_norm_.weight(), config_.norm_eps);
-    for (int l = 0; l < config_.layers; ++l) x = blocks_[l].forward(tape, x, call, l, recompute);
+    if (depths) *depths = {x.value()};
+    for (int l = 0; l < config_.layers; ++l) {
+        x = blocks_[l].forward(tape, x, call, l, recompute);
+        if (depths) depths->push_back(x.value());
+    }
     return autograd::rmsnorm(tape, x, final_norm_.weight(), config_.norm_eps);
 }
 

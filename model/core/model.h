@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "model/core/config.h"
 #include "nn/block.h"
@@ -35,9 +36,12 @@ class Model {
     Var embed(Tape& tape, const Tensor& tokens);
     // Fused inputs e (x) h [N,D] (paper eq. 4 and its two alternatives); carried [N,D].
     Var fuse(Tape& tape, const Var& carried, const Tensor& tokens);
-    // Top-layer states h [N,D] of the spans' rows, from inputs u [N,D].
+    // Top-layer states h [N,D] of the spans' rows, from inputs u [N,D]. With `depths` not null,
+    // sets it to the residual stream, L+1 tensors [N,D]: depth 0 enters block 1 (after the input
+    // norm), depth l leaves block l, and depth L is what the final norm makes h from.
     Var stack(Tape& tape, const Var& u, const std::shared_ptr<const SpanBatch>& spans,
-              const std::shared_ptr<nn::KeyValueStore>& store, bool recompute = false);
+              const std::shared_ptr<nn::KeyValueStore>& store, bool recompute = false,
+              std::vector<Tensor>* depths = nullptr);
     // Cross-entropy of h against targets, over the tied embedding.
     autograd::Classified classify(Tape& tape, const Var& h, const Tensor& targets,
                                   const Tensor& weight, double z_weight);

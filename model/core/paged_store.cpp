@@ -92,24 +92,24 @@ Tensor PagedStore::read_values(const Pages& pages, int layer, int end) const {
 }
 
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store, const CallInputs& inputs,
-               const Tensor& carried) {
+               const Tensor& carried, std::vector<Tensor>* depths) {
     store->begin(inputs.slots);
     Tape tape(false);
     const Var u = carried.defined() ? model.fuse(tape, tape.constant(carried), inputs.tokens)
                                     : model.embed(tape, inputs.tokens);
-    return model.stack(tape, u, inputs.spans, store).value();
+    return model.stack(tape, u, inputs.spans, store, false, depths).value();
 }
 
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store,
                std::shared_ptr<SpanBatch> spans, const std::vector<int32_t>& tokens,
-               const Tensor& carried) {
+               const Tensor& carried, std::vector<Tensor>* depths) {
     Context& context = model.context();
     spans->upload(context);
     const int64_t N = spans->rows();
     return advance(
         model, store,
         {spans, Tensor::from(context, tokens, {N}), Tensor::from(context, spans->own_slots(), {N})},
-        carried);
+        carried, depths);
 }
 
 }  // namespace fbt::model::core

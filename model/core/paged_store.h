@@ -61,11 +61,11 @@ struct CallInputs {
 };
 
 // The stack over spans, without gradients: inputs are plain, or fused where `carried` is defined.
-// The first form does all on the device, so that a graph may record it.
+// The first form does all on the device, so that a graph may record it. `depths` is Model::stack's.
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store, const CallInputs& inputs,
-               const Tensor& carried = {});
+               const Tensor& carried = {}, std::vector<Tensor>* depths = nullptr);
 Tensor advance(Model& model, const std::shared_ptr<PagedStore>& store,
                std::shared_ptr<SpanBatch> spans, const std::vector<int32_t>& tokens,
-               const Tensor& carried = {});
+               const Tensor& carried = {}, std::vector<Tensor>* depths = nullptr);
 
 }  // namespace fbt::model::core

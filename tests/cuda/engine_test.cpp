@@ -4,6 +4,7 @@
 
 #include "model/core/audit.h"
 #include "model/core/evaluate.h"
+#include "model/core/probe.h"
 #include "model/core/replay.h"
 #include "model/data/tasks.h"
 #include "model/engine/trainer.h"
@@ -122,6 +123,29 @@ TEST_P(CudaEngine, SequencesJoinBetweenSteps) {
         if (t % 2) decoder.drop(other);
     }
     EXPECT_TRUE(same_bits(hidden, alone.hidden));
+}
+
+// Steps that hand out the residual stream, and so are not recorded, between steps that are.
+TEST_P(CudaEngine, QueryStreamsAreSoftDecoding) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    const Batch batch = random_batch({9, 4, 9}, model.config().vocab_size, 7);
+    const std::vector<float> last =
+        query_streams(model, batch, Prefill::recurrent)[size_t(model.config().layers)];
+    const Tensor x = Tensor::from_double(*context, {last.begin(), last.end()},
+                                         {3, model.config().dim}, GetParam());
+    Tensor top = Tensor::empty(*context, x.shape(), GetParam()), rstd;
+    tensor::rmsnorm_forward(top, rstd, x, model.parameters().at("final_norm.gain").weight().value,
+                            model.config().norm_eps);
+    int first = 0;
+    for (int s = 0; s < 3; ++s) {
+        const int T = batch.lengths[s];
+        const Trace trace = decode_known(
+            model, {batch.tokens.begin() + first, batch.tokens.begin() + first + T}, 1, Mode::soft);
+        EXPECT_TRUE(same_bits(top.rows(s, 1).to_double(), trace.hidden.rows(T - 1, 1).to_double()))
+            << s;
+        first += T;
+    }
 }
 
 // Twenty steps with one to three passes beside the CPU in f32 and the plain loops in f64. How far

@@ -45,10 +45,11 @@ const std::set<std::string> kTop = {"CMakeLists.txt",
 struct Library {
     std::string_view header, room;
 };
-constexpr std::array<Library, 5> kLibraries = {{{"mpi.h", "dist"},
+constexpr std::array<Library, 6> kLibraries = {{{"mpi.h", "dist"},
                                                 {"nccl.h", "dist"},
                                                 {"dnnl", "kernels"},
                                                 {"sentencepiece", "model/data"},
+                                                {"linear.h", "model/core"},
                                                 {"CLI/", "apps"}}};
 
 // Names by which a program prints, exits or reads its environment: for apps/ only.
@@ -276,6 +277,7 @@ TEST(RoomsChecker, AcceptsWhatIsAllowed) {
         {"dist/a.cpp", "#include <mpi.h>"},
         {"dist/a.cpp", "#include \"tensor/tensor.h\""},
         {"kernels/a.cpp", "#include <dnnl.hpp>"},
+        {"model/core/a.cpp", "#include <linear.h>"},
         {"kernels/gpu.h", "#include \"tests/simt/emu.h\""},
         {"kernels/ptx.cuh", "asm volatile(\"bar.sync 0;\");"},
         {"tests/nn/a.cpp", "#include \"apps/commands.h\""},
@@ -317,6 +319,7 @@ TEST(RoomsChecker, RejectsSeededViolations) {
         {"nn/a.cpp", "#include <mpi.h>", "only dist may include mpi.h"},
         {"apps/a.cpp", "#include <nccl.h>", "only dist may include nccl.h"},
         {"nn/a.cpp", "#include <dnnl.hpp>", "only kernels may include dnnl.hpp"},
+        {"apps/a.cpp", "#include <linear.h>", "only model/core may include linear.h"},
         {"nn/a.cpp", "std::cout << 1;", "reads flags: cout"},
         {"nn/a.cpp", "/* why */ printf(\"\\\\\");", "reads flags: printf"},
         {"nn/a.cpp", "fprintf(stderr, \"x\");", "reads flags: stderr"},
