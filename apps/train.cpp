@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "apps/command.h"
 #include "apps/corpus.h"
@@ -10,6 +11,7 @@
 #include "apps/metrics.h"
 #include "apps/report.h"
 #include "apps/signals.h"
+#include "apps/watch.h"
 #include "model/engine/trainer.h"
 #include "tensor/file.h"
 
@@ -35,7 +37,8 @@ class Train {
     std::string line(const Console& console, const engine::StepReport& report,
                      double mean_ms) const;
     json evaluate(Console& console, const StopSignals& stop, core::Model& model,
-                  const Corpus& corpus, int64_t step) const;
+                  const Corpus& corpus, int64_t step, Watch& watch,
+                  std::optional<Verdict::Kind>& said) const;
     void take_vocabulary(const Corpus& corpus);
     int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
              engine::Trainer& trainer) const;
@@ -128,7 +131,8 @@ Train::Train(CLI::App& app) {
     s.add("eval_every", &eval_every_, "steps between evaluations; 0: at the end only")
         .at_least(0)
         .changeable();
-    s.add("eval_passes", &eval_passes_, "passes of an evaluation; 0: the schedule's most")
+    s.add("eval_passes", &eval_passes_,
+          "passes of an evaluation; 0: two more than the schedule's most, or one without feedback")
         .at_least(0)
         .at_most(1000000)
         .changeable();
@@ -256,10 +260,14 @@ json row_of(const engine::StepReport& report) {
     return row;
 }
 
-// The row of the evaluation; null when a signal ended it early.
+// The row of the evaluation; null when a signal ended it early. `said` is the last verdict that was
+// printed.
 json Train::evaluate(Console& console, const StopSignals& stop, core::Model& model,
-                     const Corpus& corpus, int64_t step) const {
-    const int passes = eval_passes_ > 0 ? eval_passes_ : train_.schedule.max_passes();
+                     const Corpus& corpus, int64_t step, Watch& watch,
+                     std::optional<Verdict::Kind>& said) const {
+    // Whether iterating holds is seen beyond the passes that were trained.
+    const int most = train_.schedule.max_passes();
+    const int passes = eval_passes_ > 0 ? eval_passes_ : most > 1 ? most + 2 : 1;
     const PassReport report =
         report_passes(model, corpus,
                       corpus.validation(length_, train_.seed, eval_sequences_,
@@ -273,11 +281,22 @@ json Train::evaluate(Console& console, const StopSignals& stop, core::Model& mod
         row["val/pass_" + std::to_string(pass.pass)] = pass.loss;
         text += format(" L%d %.4f", pass.pass, pass.loss);
     }
-    const core::PassResult& last = report.passes.back();
+    const core::PassResult& last =
+        eval_passes_ > 0 ? report.passes.back() : report.passes[most - 1];
     text += corpus.is_text()
                 ? format(" | bits/byte at L%d %.4f", last.pass, report.bits_per_byte(last))
                 : format(" | accuracy at L%d %.2f %%", last.pass, 100 * last.accuracy);
     console.line(text);
+    if (most > 1) {
+        const Verdict verdict = watch.judge(report.passes, step);
+        row["watch"] = verdict.row();
+        if (verdict.kind != Verdict::Kind::early &&
+            (said != verdict.kind || step == train_.steps)) {
+            said = verdict.kind;
+            console.line(
+                console.paint(verdict.bad() ? Colour::yellow : Colour::none, verdict.text()));
+        }
+    }
     return row;
 }
 
@@ -318,9 +337,11 @@ int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus,
     double mean_ms = 0;  // of the recent steps, for the time that is left
     json last, validation;
     bool cut_short = false;  // a signal ended an evaluation
+    Watch watch(train_.schedule, train_.steps, train_.seed);
+    std::optional<Verdict::Kind> said;
     const auto evaluate_if_due = [&] {
         if (!can_evaluate || !is_due(eval_every_, trainer.step())) return;
-        validation = evaluate(console, stop, model, corpus, trainer.step());
+        validation = evaluate(console, stop, model, corpus, trainer.step(), watch, said);
         cut_short = validation.is_null();
         if (!cut_short) metrics.append(validation);
     };
