@@ -17,15 +17,18 @@ using nlohmann::json;
 // Of the steps, in percent; feedback begins after 75.
 constexpr int kShown[] = {50, 75, 80, 85, 90, 95, 100};
 
-// Each changes one thing of 75:1,25:3.
+// Each changes one thing of 75:1,25:3, or two: feedback earlier, or in a tenth of the steps before the
+// switch; a higher learning rate for the fusion; a rate that does not fall with the switch; another
+// fusion; three times the steps.
 std::vector<Recipe> mends() {
-    return {text_recipe("text-50-0-50", "50:1,50:3"),
-            text_recipe("text-25-0-75", "25:1,75:3"),
-            text_recipe("text-a-tenth", "75:1@9+3@1,25:3"),
-            text_recipe("text-fusion-rate-4", "75:1,25:3", {"--fusion-rate", "4"}),
-            text_recipe("text-late-decay", "75:1,25:3", {"--decay", "0.05"}),
-            text_recipe("text-concat", "75:1,25:3", {"--fusion", "concat_projection"}),
-            text_recipe("text-3000-steps", "75:1,25:3", {}, 3000)};
+    const std::string base = "75:1,25:3", tenth = "75:1@9+3@1,25:3";
+    return {text_recipe("text-25-0-75", "25:1,75:3"),
+            text_recipe("text-a-tenth", tenth),
+            text_recipe("text-rate-4", base, {"--fusion-rate", "4"}),
+            text_recipe("text-a-tenth-rate-4", tenth, {"--fusion-rate", "4"}),
+            text_recipe("text-late-decay", base, {"--decay", "0.05"}),
+            text_recipe("text-concat", base, {"--fusion", "concat_projection"}),
+            text_recipe("text-3000-steps", base, {}, 3000)};
 }
 
 // The evaluations of the training itself: L1/P to L5/P and gap/P = L2 - L1 after P percent of the
