@@ -39,7 +39,8 @@ enum class Draw : uint32_t {
     shuffle,
     task,
     sampling,
-    disturb
+    disturb,
+    task_length
 };
 
 // The key of all numbers that one purpose draws in one step and pass of a run.

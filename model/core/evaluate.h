@@ -28,12 +28,13 @@ struct PassResult {
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
                                  int passes, uint64_t seed, bool disturb);
 
-// Sequential decoding of known inputs: the share of targets that are the argmax, over all positions
-// and at each sequence's last target alone.
+// Sequential decoding of known inputs, one batch after another: the share of targets that are the
+// argmax, over all positions and at each sequence's last target alone.
 struct Accuracy {
     double all = 0, last = 0;
     int64_t targets = 0, sequences = 0;
 };
-Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode);
+Accuracy decode_accuracy(Model& model, const std::function<std::optional<Batch>()>& next,
+                         Mode mode);
 
 }  // namespace fbt::model::core
