@@ -232,12 +232,23 @@ TEST(Task, AnswersAndDrawsAreBalanced) {
         for (const Row& row : rows[d.name]) ids.push_back(row.tokens[size_t(d.position)]);
         EXPECT_TRUE(uniform(ids, d.first, d.count)) << d.name << " at " << d.position;
     }
-    Ids lacking;
-    for (const Row& row : rows["completion"])
+    // Completion: which counter is short, and where the updates beyond the goals go: when one is
+    // short, to the next or the one after it.
+    Ids lacking, over, over_beside;
+    for (const Row& row : rows["completion"]) {
+        int32_t excess[3], lack = -1;
+        for (int32_t c = 0; c < 3; ++c) {
+            excess[c] = int32_t(std::count(row.tokens.begin(), row.tokens.end(), 9 + c)) -
+                        (row.tokens[size_t(c)] % 3 + 1);
+            if (excess[c] < 0) lack = c;
+        }
         for (int32_t c = 0; c < 3; ++c)
-            if (std::count(row.tokens.begin(), row.tokens.end(), 9 + c) <
-                row.tokens[size_t(c)] % 3 + 1)
-                lacking.push_back(c);
+            for (int32_t i = 0; i < excess[c]; ++i)
+                lack < 0 ? over.push_back(c) : over_beside.push_back((c - lack + 3) % 3);
+        if (lack >= 0) lacking.push_back(lack);
+    }
+    EXPECT_TRUE(uniform(over, 0, 3));
+    EXPECT_TRUE(uniform(over_beside, 1, 2));
     EXPECT_TRUE(uniform(lacking, 0, 3));
     EXPECT_FALSE(uniform(lacking, 0, 2)) << "the check can fail";
 }
@@ -352,6 +363,14 @@ TEST(Task, LengthsOfAListAreDrawnByIndex) {
         EXPECT_NE(make_task(task.name, list, 1, TaskStream::evaluation)->next(budget).lengths,
                   all.lengths);
     }
+}
+
+TEST(Task, ALengthTellsNothingOfWhatIsInside) {
+    std::map<size_t, Ids> first;
+    for (const Row& row : rows_of(make_task("mod-sum", {5, 6, 7}, 1)->next(50000)))
+        first[row.tokens.size()].push_back(row.tokens[0]);
+    EXPECT_EQ(first.size(), 3u);
+    for (const auto& [length, tokens] : first) EXPECT_TRUE(uniform(tokens, 0, 5)) << length;
 }
 
 TEST(Task, AsManyWholeSequencesAsFit) {
