@@ -1,7 +1,6 @@
 #include "apps/command.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "tensor/file.h"
@@ -40,22 +39,6 @@ DType Machine::checked_dtype() const {
                     "--dtype bf16 is for CUDA devices, not for " + device + "; use f32");
     throw Error(ErrorKind::usage, "--dtype is " + tensor::in_quotes(dtype) +
                                       ", needed f32, f64 on the device ref, or bf16 on CUDA");
-}
-
-std::vector<int> parse_list(const std::string& flag, const std::string& text) {
-    std::vector<int> out;
-    for (size_t at = 0; at <= text.size();) {
-        const size_t end = std::min(text.find(',', at), text.size());
-        int number = 0;
-        const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, number);
-        if (error != std::errc() || stop != text.data() + end || number < 1)
-            throw Error(ErrorKind::usage, flag + " is " + tensor::in_quotes(text) +
-                                              ", needed integers from 1 on with commas between, "
-                                              "such as 1,2,3");
-        out.push_back(number);
-        at = end + 1;
-    }
-    return out;
 }
 
 void check_output(const std::string& flag, const std::string& path) {

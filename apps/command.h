@@ -45,9 +45,6 @@ struct Machine {
     tensor::Context context() const { return tensor::Context(device, threads); }
 };
 
-// "1,2,3,4,8". Errors  usage, naming the flag, unless all are integers of at least 1.
-std::vector<int> parse_list(const std::string& flag, const std::string& text);
-
 // Says before the work what would otherwise be found out after it: that no file can be written
 // there. Errors  usage, naming the flag, when `path` is something other than a regular file;
 // environment when its folder takes none.

@@ -15,6 +15,10 @@ using tensor::ErrorKind;
 
 namespace {
 
+int most(const std::vector<int>& lengths) {
+    return *std::max_element(lengths.begin(), lengths.end());
+}
+
 // Keeps the batch's first `count` sequences.
 void shorten(Sequences& batch, int64_t count) {
     if (count >= int64_t(batch.lengths.size())) return;
@@ -28,6 +32,13 @@ void shorten(Sequences& batch, int64_t count) {
 
 }  // namespace
 
+std::string task_list() {
+    std::string list;
+    for (const std::string& name : model::data::task_names())
+        list += (list.empty() ? "" : ", ") + name;
+    return list;
+}
+
 Corpus::Corpus(const std::string& data, const std::string& task) : task_(task) {
     if (data.empty() == task.empty())
         throw Error(ErrorKind::usage, data.empty() ? "neither --data DIR nor --task NAME is given"
@@ -35,36 +46,40 @@ Corpus::Corpus(const std::string& data, const std::string& task) : task_(task) {
     if (task.empty())
         dataset_ = model::data::Dataset::open(data);
     else
-        model::data::make_task(task, 1, 0);  // says which ones there are
+        model::data::find_task(task);  // says which ones there are
 }
 
 int Corpus::vocab_size() const {
-    return is_text() ? dataset_->meta().vocab_size
-                     : model::data::make_task(task_, 1, 0)->vocab_size();
+    return is_text() ? dataset_->meta().vocab_size : model::data::find_task(task_).vocab_size();
 }
 
-int Corpus::longest(int length) const {
-    if (!is_text()) return length;
-    int most = 0;
-    for (const model::data::Piece& piece : model::data::cut(dataset_->train(), length))
-        most = std::max(most, piece.count);
-    return most;
+void Corpus::check_lengths(const std::vector<int>& lengths) const {
+    if (!is_text()) model::data::check_lengths(task_, lengths);
 }
 
-std::unique_ptr<Source> Corpus::training(int length, uint64_t seed) const {
-    if (!is_text()) return model::data::make_task(task_, length, seed);
-    return std::make_unique<model::data::Loader>(dataset_->train(), vocab_size(), length, seed);
+int Corpus::longest(const std::vector<int>& lengths) const {
+    if (!is_text()) return most(lengths);
+    int longest = 0;
+    for (const model::data::Piece& piece : model::data::cut(dataset_->train(), most(lengths)))
+        longest = std::max(longest, piece.count);
+    return longest;
 }
 
-Corpus::Batches Corpus::validation(int length, uint64_t seed, int64_t sequences,
-                                   int64_t tokens) const {
+std::unique_ptr<Source> Corpus::training(const std::vector<int>& lengths, uint64_t seed) const {
+    if (!is_text()) return model::data::make_task(task_, lengths, seed);
+    return std::make_unique<model::data::Loader>(dataset_->train(), vocab_size(), most(lengths),
+                                                 seed);
+}
+
+Corpus::Batches Corpus::validation(const std::vector<int>& lengths, uint64_t seed,
+                                   int64_t sequences, int64_t tokens) const {
     std::function<std::optional<Sequences>()> next;
     if (is_text()) {
-        auto in_order = std::make_shared<InOrder>(dataset_->val(), length);
+        auto in_order = std::make_shared<InOrder>(dataset_->val(), most(lengths));
         next = [in_order, tokens] { return in_order->next(tokens); };
     } else {
         std::shared_ptr<Source> source =
-            model::data::make_task(task_, length, seed, model::data::TaskStream::evaluation);
+            model::data::make_task(task_, lengths, seed, model::data::TaskStream::evaluation);
         next = [source, tokens]() -> std::optional<Sequences> { return source->next(tokens); };
     }
     const bool all = sequences == 0;

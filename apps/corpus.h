@@ -4,12 +4,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/core/objective.h"
 #include "model/data/shards.h"
 #include "model/data/tasks.h"
 
 namespace fbt::apps {
+
+// The generated tasks' names with commas between.
+std::string task_list();
 
 class Corpus {
   public:
@@ -20,16 +24,22 @@ class Corpus {
     int vocab_size() const;
     const model::data::Tokenizer& tokenizer() const { return dataset_->tokenizer(); }
 
-    // The most tokens of any training sequence, where `length` is asked for.
-    int longest(int length) const;
+    // `lengths` below are those that a task's sequences are drawn from; sequences of text have at
+    // most as many tokens as the longest. Errors  usage where the task has no such sequences.
+    void check_lengths(const std::vector<int>& lengths) const;
 
-    // Sequences of at most `length` tokens. The corpus must outlive the source.
-    std::unique_ptr<model::data::Source> training(int length, uint64_t seed) const;
+    // The most tokens of any training sequence.
+    int longest(const std::vector<int>& lengths) const;
+
+    // The corpus must outlive the source.
+    std::unique_ptr<model::data::Source> training(const std::vector<int>& lengths,
+                                                  uint64_t seed) const;
 
     // The first `sequences` of the validation data (0: all of it, which a task does not have), in
     // batches of at most `tokens`. The corpus must outlive the function.
     using Batches = std::function<std::optional<model::core::Batch>()>;
-    Batches validation(int length, uint64_t seed, int64_t sequences, int64_t tokens) const;
+    Batches validation(const std::vector<int>& lengths, uint64_t seed, int64_t sequences,
+                       int64_t tokens) const;
 
     // Bytes of text that a batch's targets stand for.
     int64_t text_bytes(const model::core::Batch& batch) const;

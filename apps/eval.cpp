@@ -22,28 +22,32 @@ class Eval {
 
   private:
     json print_passes(Console& console, const Corpus& corpus, const PassReport& report) const;
-    json print_lengths(Console& console, core::Model& model, const Corpus& corpus,
-                       int trained) const;
+    json print_lengths(Console& console, core::Model& model, const Corpus& corpus) const;
 
     Settings settings_;
     Machine machine_;
     std::string checkpoint_, data_, task_;
+    std::vector<int> lengths_;
     int passes_ = 3, context_ = 0;
     int64_t sequences_ = 0, tokens_per_batch_ = 0;
     uint64_t seed_ = 1;
 };
 
 constexpr int64_t kTaskSequences = 256;
+constexpr int64_t kDecodedTokens = 1 << 16;  // at once: keys and values of all of them are kept
 
 Eval::Eval(CLI::App& app) {
     Settings& s = settings_;
     s.add("checkpoint", &checkpoint_,
           "a run (its newest checkpoint), or one step_... folder of it");
     s.add("data", &data_, "data folder; without --data and --task, the run's own");
-    s.add("task", &task_, "generated task instead of data: parity");
+    s.add("task", &task_, "generated task instead of data: " + task_list());
     s.add("passes", &passes_, "passes 1 to this number").at_least(1).at_most(1000000);
     s.add("context", &context_, "length of the sequences, in tokens; 0: as in training")
         .at_least(0)
+        .at_most(1 << 24);
+    s.add("lengths", &lengths_, "at which a task is decoded; none: the run's test lengths")
+        .at_least(1)
         .at_most(1 << 24);
     s.add("sequences", &sequences_, "how many; 0: all validation data, or 256 of a task")
         .at_least(0);
@@ -78,22 +82,21 @@ json Eval::print_passes(Console& console, const Corpus& corpus, const PassReport
 }
 
 // Decoded one position at a time: does what was learnt at one length hold at longer ones?
-json Eval::print_lengths(Console& console, core::Model& model, const Corpus& corpus,
-                         int trained) const {
+json Eval::print_lengths(Console& console, core::Model& model, const Corpus& corpus) const {
     Table table({"length", "standard all %", "standard last %", "soft all %", "soft last %"});
     json rows = json::array();
     const int64_t sequences = sequences_ > 0 ? sequences_ : kTaskSequences;
-    for (int factor : {1, 2, 4}) {
-        const int length = trained * factor;
-        const core::Batch batch =
-            *corpus.validation(length, seed_, sequences, sequences * length)();
-        std::vector<std::string> cells = {format("%dx (%d)", factor, length)};
+    for (int length : lengths_) {
+        std::vector<std::string> cells = {std::to_string(length)};
         for (core::Mode mode : {core::Mode::standard, core::Mode::soft}) {
-            const core::Accuracy accuracy = core::decode_accuracy(model, batch, mode);
+            const core::Accuracy accuracy =
+                core::decode_accuracy(model,
+                                      corpus.validation({length}, seed_, sequences,
+                                                        std::max<int64_t>(kDecodedTokens, length)),
+                                      mode);
             cells.push_back(format("%.2f", 100 * accuracy.all));
             cells.push_back(format("%.2f", 100 * accuracy.last));
-            rows.push_back({{"factor", factor},
-                            {"length", length},
+            rows.push_back({{"length", length},
                             {"mode", core::to_string(mode)},
                             {"accuracy", accuracy.all},
                             {"accuracy_last", accuracy.last},
@@ -102,7 +105,7 @@ json Eval::print_lengths(Console& console, core::Model& model, const Corpus& cor
         }
         table.row(cells);
     }
-    console.print("\ndecoded step by step: accuracy at all positions, and at the last\n" +
+    console.print("\ndecoded step by step: accuracy at all labels, and at each last one\n" +
                   table.text());
     return rows;
 }
@@ -125,19 +128,24 @@ int Eval::run() {
                     "the data's vocabulary has " + std::to_string(corpus.vocab_size()) +
                         " tokens, but the model's has " + std::to_string(config.vocab_size));
 
-    const int trained = loaded.length;
-    const int length = context_ > 0 ? context_ : trained;
+    const std::vector<int> lengths = context_ > 0 ? std::vector{context_} : loaded.lengths;
+    corpus.check_lengths(lengths);
+    if (!lengths_.empty() && corpus.is_text())
+        throw Error(ErrorKind::usage, "--lengths is for tasks; --context is the length of text");
+    if (lengths_.empty()) lengths_ = loaded.test_lengths;
+    corpus.check_lengths(lengths_);
     const int64_t sequences = sequences_ == 0 && !corpus.is_text() ? kTaskSequences : sequences_;
     const int64_t tokens =
-        tokens_per_batch_ > 0 ? tokens_per_batch_ : std::max<int64_t>(4096, length);
-    console.line(format("%s: sequences of %d tokens", loaded.checkpoint.c_str(), length));
+        tokens_per_batch_ > 0
+            ? tokens_per_batch_
+            : std::max<int64_t>(4096, *std::max_element(lengths.begin(), lengths.end()));
+    console.line(loaded.checkpoint + ": sequences of " + list_text(lengths) + " tokens");
     const PassReport report =
-        report_passes(*loaded.model, corpus, corpus.validation(length, seed_, sequences, tokens),
+        report_passes(*loaded.model, corpus, corpus.validation(lengths, seed_, sequences, tokens),
                       passes_, seed_, true);
-    json result = {{"checkpoint", loaded.checkpoint}, {"length", length}};
+    json result = {{"checkpoint", loaded.checkpoint}, {"length", list_json(lengths)}};
     result["passes"] = print_passes(console, corpus, report);
-    if (!corpus.is_text())
-        result["lengths"] = print_lengths(console, *loaded.model, corpus, trained);
+    if (!corpus.is_text()) result["lengths"] = print_lengths(console, *loaded.model, corpus);
     console.result(result);
     return kDone;
 }

@@ -33,8 +33,10 @@ constexpr double kL2 = 1;
 void measure(Experiment& lab, const Probed& probed, TrainedRun& run, const Loaded& loaded) {
     const Corpus corpus("", probed.task);
     for (int length : probed.at) {
-        const core::Batch batch =
-            *corpus.validation({length}, run.seed, kSequences, int64_t(kSequences) * length)();
+        const auto batches = [&] {
+            return corpus.validation({length}, run.seed, kSequences, int64_t(kSequences) * length);
+        };
+        const core::Batch batch = *batches()();
         std::vector<int32_t> labels;
         for (size_t s = 1; s <= batch.lengths.size(); ++s)
             labels.push_back(batch.targets[s * size_t(length) - 1]);
@@ -50,7 +52,7 @@ void measure(Experiment& lab, const Probed& probed, TrainedRun& run, const Loade
         }
         for (core::Mode mode : {core::Mode::standard, core::Mode::soft})
             run.measured["model/" + core::to_string(mode) + "/" + std::to_string(length)] =
-                core::decode_accuracy(*loaded.model, batch, mode).last;
+                core::decode_accuracy(*loaded.model, batches(), mode).last;
     }
 }
 
@@ -59,12 +61,11 @@ void measure(Experiment& lab, const Probed& probed, TrainedRun& run, const Loade
 void probing_experiment(Experiment& lab) {
     std::vector<Recipe> recipes;
     for (const Probed& p : kProbed)
-        recipes.push_back({p.task,
-                           2000,
-                           {"--preset", "parity", "--task", p.task, "--length", p.lengths,
-                            "--layers", "4", "--context", "512", "--window", "512",
-                            "--tokens-per-step", "2048", "--schedule", "1:3", "--mixin", "true",
-                            "--save-every", "0"}});
+        recipes.push_back({p.task, 2000, {"--preset",          "parity",  "--task",       p.task,
+                                          "--length",          p.lengths, "--layers",     "4",
+                                          "--context",         "512",     "--window",     "512",
+                                          "--tokens-per-step", "2048",    "--schedule",   "1:3",
+                                          "--mixin",           "true",    "--save-every", "0"}});
     lab.train(recipes);
     lab.measure([&](TrainedRun& run, const Loaded& loaded) {
         for (const Probed& p : kProbed)
@@ -87,13 +88,14 @@ void probing_experiment(Experiment& lab) {
         for (const char* mode : {"standard", "soft"}) {
             std::vector<std::string> row = {std::string("the model's answer, ") + mode};
             for (int length : p.at)
-                row.push_back(lab.cell(
-                    p.task, std::string("model/") + mode + "/" + std::to_string(length), "%.0f",
-                    100));
+                row.push_back(lab.cell(p.task,
+                                       std::string("model/") + mode + "/" + std::to_string(length),
+                                       "%.0f", 100));
             table.row(row);
         }
-        lab.table(format("%s: right answers of a linear probe at the query, %%; chance is 50", p.task),
-                  table);
+        lab.table(
+            format("%s: right answers of a linear probe at the query, %%; chance is 50", p.task),
+            table);
     }
 }
 

@@ -24,7 +24,7 @@ constexpr int kShown[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96};
 void measure(Experiment& lab, TrainedRun& run, core::Model& model, const std::string& dtype) {
     const Corpus corpus(lab.config().data, "");
     const int T = model.config().context;
-    const core::Batch text = *corpus.validation(T, run.seed, 1, T)();
+    const core::Batch text = *corpus.validation({T}, run.seed, 1, T)();
     engine::GenerateConfig config;
     config.samples = kSamples;
     config.max_tokens = T;

@@ -17,9 +17,9 @@ using nlohmann::json;
 // Of the steps, in percent; feedback begins after 75.
 constexpr int kShown[] = {50, 75, 80, 85, 90, 95, 100};
 
-// Each changes one thing of 75:1,25:3, or two: feedback earlier, or in a tenth of the steps before the
-// switch; a higher learning rate for the fusion; a rate that does not fall with the switch; another
-// fusion; three times the steps.
+// Each changes one thing of 75:1,25:3, or two: feedback earlier, or in a tenth of the steps before
+// the switch; a higher learning rate for the fusion; a rate that does not fall with the switch;
+// another fusion; three times the steps.
 std::vector<Recipe> mends() {
     const std::string base = "75:1,25:3", tenth = "75:1@9+3@1,25:3";
     return {text_recipe("text-25-0-75", "25:1,75:3"),
@@ -60,7 +60,7 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
     read_curve(run);
     const Corpus corpus(lab.config().data, "");
     const auto batches = [&] {
-        return corpus.validation(loaded.length, run.seed, 128, 128 * loaded.length);
+        return corpus.validation(loaded.lengths, run.seed, 128, 128 * loaded.lengths.back());
     };
     for (const core::PassResult& pass :
          core::evaluate(*loaded.model, batches(), 3, run.seed, true)) {

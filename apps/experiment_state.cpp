@@ -35,7 +35,7 @@ void measure(Experiment& lab, const Tracked& tracked, TrainedRun& run, const Loa
         const int length = factor * tracked.length;
         const std::string at = "/" + std::to_string(length);
         const auto batches = [&] {
-            return corpus.validation(length, run.seed, kSequences, kSequences * length);
+            return corpus.validation({length}, run.seed, kSequences, kSequences * length);
         };
         for (const core::PassResult& pass :
              core::evaluate(*loaded.model, batches(), kPasses, run.seed, false)) {
@@ -44,9 +44,8 @@ void measure(Experiment& lab, const Tracked& tracked, TrainedRun& run, const Loa
             run.measured["accuracy" + key] = pass.accuracy;
             run.measured["last" + key] = pass.last;
         }
-        const core::Batch batch = *batches()();
         for (core::Mode mode : {core::Mode::standard, core::Mode::soft}) {
-            const core::Accuracy accuracy = core::decode_accuracy(*loaded.model, batch, mode);
+            const core::Accuracy accuracy = core::decode_accuracy(*loaded.model, batches(), mode);
             run.measured[core::to_string(mode) + at] = accuracy.last;
             run.measured[core::to_string(mode) + "_all" + at] = accuracy.all;
         }

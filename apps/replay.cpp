@@ -31,7 +31,8 @@ class Replay {
 
     Settings settings_;
     Machine machine_;
-    std::string checkpoint_, rollout_, passes_ = "1,2,3,4,8";
+    std::string checkpoint_, rollout_;
+    std::vector<int> passes_ = {1, 2, 3, 4, 8};
     bool recorded_ = false;
 };
 
@@ -39,7 +40,7 @@ Replay::Replay(CLI::App& app) {
     Settings& s = settings_;
     s.add("checkpoint", &checkpoint_, "the run that generated the rollouts, or a step of it");
     s.add("rollout", &rollout_, "file of rollouts that fbt generate --out wrote");
-    s.add("passes", &passes_, "numbers of passes to compare");
+    s.add("passes", &passes_, "numbers of passes to compare").at_least(1);
     s.add("recorded", &recorded_, "one parallel pass from the recorded states too: must be exact");
     machine_.declare(s);
     s.bind(app);
@@ -95,7 +96,7 @@ bool Replay::replay(Console& console, core::Model& model, const Rollout& rollout
                                     {"exact", e.exact},
                                     {"positions", e.positions}});
     };
-    std::vector<int> passes = parse_list("--passes", passes_);
+    std::vector<int> passes = passes_;
     std::sort(passes.begin(), passes.end());
     passes.erase(std::unique(passes.begin(), passes.end()), passes.end());
     core::Replay replay(model, fed, P, rollout.mode);
@@ -128,7 +129,6 @@ int Replay::run() {
     Console console(machine_.json);
     if (checkpoint_.empty()) throw Error(ErrorKind::usage, "--checkpoint RUN is needed");
     if (rollout_.empty()) throw Error(ErrorKind::usage, "--rollout FILE.jsonl is needed");
-    parse_list("--passes", passes_);
     const tensor::DType dtype = machine_.checked_dtype();
     tensor::Context context = machine_.context();
     const Loaded loaded = load(checkpoint_, context, dtype);

@@ -1,5 +1,6 @@
 #include "apps/run_folder.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "apps/settings.h"
@@ -37,12 +38,17 @@ Loaded load(const std::string& path, tensor::Context& context, tensor::DType dty
     settings.add("data", &out.data, "");
     settings.add("task", &out.task, "");
     settings.add("tokenizer", &tokenizer, "");
-    settings.add("length", &out.length, "").at_least(0).at_most(1 << 24);
+    settings.add("length", &out.lengths, "").at_least(1).at_most(1 << 24);
+    settings.add("test_lengths", &out.test_lengths, "").at_least(1).at_most(1 << 24);
     take_known(settings, config.at("train"), file);
     try {
         out.model = std::make_unique<core::Model>(
             context, core::config_from_json(config.at("model")), dtype);
-        if (out.length == 0) out.length = out.model->config().context;
+        if (out.lengths.empty()) out.lengths = {out.model->config().context};
+        if (out.test_lengths.empty())
+            for (int64_t factor : {1, 2, 4})
+                out.test_lengths.push_back(int(std::min<int64_t>(
+                    factor * *std::max_element(out.lengths.begin(), out.lengths.end()), 1 << 24)));
         if (!tokenizer.empty()) {
             // The run's own copy, beside its checkpoints, however they were named.
             const std::filesystem::path run =

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/core/model.h"
 #include "model/data/tokenizer.h"
@@ -9,10 +10,11 @@
 namespace fbt::apps {
 
 struct Loaded {
-    std::string checkpoint;                             // the step's folder
-    std::string data, task;                             // what it was trained on: one of them
-    int length = 0;                                     // of the sequences it was trained with
-    std::unique_ptr<model::core::Model> model;          // without gradients
+    std::string checkpoint;                     // the step's folder
+    std::string data, task;                     // what it was trained on: one of them
+    std::vector<int> lengths;                   // of the sequences it was trained with
+    std::vector<int> test_lengths;              // at which decoding is tested, where it was a task
+    std::unique_ptr<model::core::Model> model;  // without gradients
     std::unique_ptr<model::data::Tokenizer> tokenizer;  // null for a task
 };
 

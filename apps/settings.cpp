@@ -23,6 +23,16 @@ bool is_utf8(const std::string& text) {
     }
 }
 
+json list_json(const std::vector<int>& list) {
+    return list.size() == 1 ? json(list[0]) : json(list);
+}
+
+std::string list_text(const std::vector<int>& list) {
+    std::string text;
+    for (int x : list) text += (text.empty() ? "" : ",") + std::to_string(x);
+    return text;
+}
+
 namespace {
 
 // "0", "0.95", "100352"
@@ -39,6 +49,10 @@ std::string wanted(const Setting& setting, const T*) {
         text += (setting.open ? ", above " : ", at least ") + shown(setting.least);
     if (std::isfinite(setting.most)) text += ", at most " + shown(setting.most);
     return text;
+}
+std::string wanted(const Setting& setting, const std::vector<int>*) {
+    return wanted(setting, static_cast<const int*>(nullptr)) +
+           ", or several with commas between, such as 1,2,3 (in JSON [1,2,3])";
 }
 std::string wanted(const Setting&, const bool*) { return "true or false"; }
 std::string wanted(const Setting&, const std::string*) { return "text in UTF-8"; }
@@ -64,6 +78,13 @@ bool take(const Setting& setting, const json& value, T* slot) {
         if (fits) *slot = value.get<T>();
         return fits && inside(setting, double(*slot));
     }
+}
+bool take(const Setting& setting, const json& value, std::vector<int>* slot) {
+    if (!value.is_array()) return take(setting, json::array({value}), slot);
+    slot->resize(value.size());
+    for (size_t i = 0; i < slot->size(); ++i)
+        if (!take(setting, value[i], &(*slot)[i])) return false;
+    return true;
 }
 bool take(const Setting&, const json& value, bool* slot) {
     if (value.is_boolean()) *slot = value.get<bool>();
@@ -106,6 +127,16 @@ json value_of(const std::string& text, const T*) {
     if (whole) return number;
     return text;
 }
+json value_of(const std::string& text, const std::vector<int>*) {
+    json list = json::array();
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        list.push_back(value_of(text.substr(at, end - at), static_cast<const int*>(nullptr)));
+        if (list.back().is_string()) return text;
+        at = end + 1;
+    }
+    return list.size() == 1 ? list[0] : list;
+}
 json value_of(const std::string& text, const bool*) {
     if (text == "true" || text == "false") return text == "true";
     return text;
@@ -118,6 +149,7 @@ const char* type_name(const Slot& slot) {
     if (std::holds_alternative<double*>(slot)) return "NUMBER";
     if (std::holds_alternative<std::string*>(slot)) return "TEXT";
     if (std::holds_alternative<Fusion*>(slot)) return "NAME";
+    if (std::holds_alternative<std::vector<int>*>(slot)) return "INTEGER,...";
     return "INTEGER";
 }
 
@@ -134,10 +166,18 @@ json Setting::value() const {
         [](auto* slot) -> json {
             if constexpr (std::is_same_v<decltype(slot), Fusion*>)
                 return to_string(*slot);
+            else if constexpr (std::is_same_v<decltype(slot), std::vector<int>*>)
+                return list_json(*slot);
             else
                 return *slot;
         },
         slot);
+}
+
+std::string Setting::text() const {
+    if (const auto list = std::get_if<std::vector<int>*>(&slot)) return list_text(**list);
+    const json json_value = value();
+    return json_value.is_string() ? json_value.get<std::string>() : json_value.dump();
 }
 
 // A choice of this one call is off until it is named; a kept one can also be switched off.
@@ -171,9 +211,7 @@ void Settings::bind(CLI::App& app) {
                 },
                 setting.help);
             option->type_name(type_name(setting.slot));
-            const json value = setting.value();
-            if (value != "")
-                option->default_str(value.is_string() ? value.get<std::string>() : value.dump());
+            if (const std::string text = setting.text(); !text.empty()) option->default_str(text);
         }
         option->group(setting.section == "model"   ? "Model"
                       : setting.section == "train" ? "Training"

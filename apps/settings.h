@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "model/core/config.h"
 #include "tensor/error.h"
@@ -16,8 +17,12 @@
 namespace fbt::apps {
 
 // Where a setting's value lives; the type says which text and JSON it takes.
-using Slot =
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, model::core::Fusion*>;
+// A list of integers is 17,33,65 as a flag; in JSON an array, of a single one also the integer.
+using Slot = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
+                          model::core::Fusion*, std::vector<int>*>;
+
+nlohmann::json list_json(const std::vector<int>& list);  // a single one is an integer
+std::string list_text(const std::vector<int>& list);     // 17,33,65
 
 // JSON's encoding: other text cannot be kept in checkpoints and results.
 bool is_utf8(const std::string& text);
@@ -52,6 +57,7 @@ struct Setting {
     }
     std::string flag() const;      // --tokens-per-step
     nlohmann::json value() const;  // as in JSON
+    std::string text() const;      // as a flag takes it
     bool is_flag_alone() const;    // given by its name, without a value
 };
 

@@ -43,6 +43,7 @@ class Train {
     int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
              engine::Trainer& trainer) const;
     json summary(int64_t step, const std::string& checkpoint) const;
+    int longest() const { return *std::max_element(length_.begin(), length_.end()); }
     int64_t end() const {
         return stop_after_ > 0 ? std::min(stop_after_, train_.steps) : train_.steps;
     }
@@ -56,7 +57,8 @@ class Train {
     engine::TrainConfig train_;
     std::string data_, task_, tokenizer_, schedule_ = "75:1,22:2,3:3";
     std::string preset_, config_, out_;
-    int length_ = 0, keep_last_ = 3, eval_passes_ = 0;
+    int keep_last_ = 3, eval_passes_ = 0;
+    std::vector<int> length_, test_lengths_;
     int64_t memory_mib_ = 0, save_every_ = 100, log_every_ = 1, eval_every_ = 0, stop_after_ = 0;
     int64_t eval_sequences_ = 256;
     bool resume_ = false;
@@ -87,8 +89,15 @@ Train::Train(CLI::App& app) {
 
     s.section("train");
     s.add("data", &data_, "data folder (fbt data makes one)");
-    s.add("task", &task_, "generated task instead of data: parity");
-    s.add("length", &length_, "length of a task's sequences; 0: the context").at_least(0);
+    s.add("task", &task_, "generated task instead of data: " + task_list());
+    s.add("length", &length_,
+          "length of a task's sequences, or several to draw each from; none: the context")
+        .at_least(1);
+    s.add("test_lengths", &test_lengths_,
+          "lengths at which fbt eval decodes a task; none: 1, 2 and 4 times the longest --length")
+        .at_least(1)
+        .at_most(1 << 24)
+        .changeable();
     s.add("tokenizer", &tokenizer_, "the data's tokenizer").derived = true;
     s.add("steps", &train_.steps, "updates in all").at_least(1);
     s.add("tokens_per_step", &train_.tokens_per_step, "at most, packed from whole sequences")
@@ -189,12 +198,14 @@ void Train::read_settings(const std::optional<std::string>& checkpoint) {
                                           ", needed a path in UTF-8, to be kept with the run");
     train_.schedule = core::PassSchedule::parse(schedule_);
     train_.memory_budget = memory_mib_ << 20;
-    if (settings_.given("length") && !data_.empty())
-        throw Error(ErrorKind::usage,
-                    "--length is for tasks; sequences of text are as long as the --context");
-    if (length_ == 0 || !data_.empty()) length_ = model_.context;
-    if (length_ > model_.context)
-        throw Error(ErrorKind::usage, "--length " + std::to_string(length_) +
+    for (const char* key : {"length", "test_lengths"})
+        if (settings_.given(key) && !data_.empty())
+            throw Error(ErrorKind::usage,
+                        "--length and --test-lengths are for tasks; sequences of text are as long "
+                        "as the --context");
+    if (length_.empty() || !data_.empty()) length_ = {model_.context};
+    if (longest() > model_.context)
+        throw Error(ErrorKind::usage, "--length " + list_text(length_) +
                                           " is more than the context of " +
                                           std::to_string(model_.context));
     if (train_.adamw.beta1 >= 1 || train_.adamw.beta2 >= 1)
@@ -221,10 +232,9 @@ void Train::describe(Console& console, const engine::MemoryPlan& plan) const {
         std::string text = section;
         for (const Setting& setting : settings_.all()) {
             if (setting.section != section) continue;
-            const json value = setting.value();
-            if (value == "") continue;
-            const std::string item =
-                setting.key + " " + (value.is_string() ? value.get<std::string>() : value.dump());
+            const std::string value = setting.text();
+            if (value.empty()) continue;
+            const std::string item = setting.key + " " + value;
             const size_t line_start = text.rfind('\n') + 1;  // 0 without one
             text += text.size() - line_start + item.size() > 96 ? "\n  " : " | ";
             text += item;
@@ -271,7 +281,7 @@ json Train::evaluate(Console& console, const StopSignals& stop, core::Model& mod
     const PassReport report =
         report_passes(model, corpus,
                       corpus.validation(length_, train_.seed, eval_sequences_,
-                                        std::max<int64_t>(train_.tokens_per_step, length_)),
+                                        std::max<int64_t>(train_.tokens_per_step, longest())),
                       passes, train_.seed, false, [&] { return stop.requested(); });
     if (report.stopped) return nullptr;
     json row = {{"step", step}};
@@ -323,7 +333,7 @@ json Train::summary(int64_t step, const std::string& checkpoint) const {
 int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
                 engine::Trainer& trainer) const {
     // A data folder may have no validation split; that is no reason to lose a training at its end.
-    const bool can_evaluate = corpus.validation(length_, train_.seed, 1, length_)().has_value();
+    const bool can_evaluate = corpus.validation(length_, train_.seed, 1, longest())().has_value();
     if (!can_evaluate) console.warn("the data has no validation sequences: no evaluations");
 
     const int64_t start = trainer.step();
@@ -417,6 +427,8 @@ int Train::run() {
     const tensor::DType dtype = machine_.checked_dtype();
     const Corpus corpus(data_, task_);
     take_vocabulary(corpus);
+    corpus.check_lengths(length_);
+    if (!test_lengths_.empty()) corpus.check_lengths(test_lengths_);
     if (const int longest = corpus.longest(length_); longest > train_.tokens_per_step)
         throw Error(ErrorKind::usage,
                     "--tokens-per-step is " + std::to_string(train_.tokens_per_step) +

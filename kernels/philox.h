@@ -40,7 +40,8 @@ enum class Draw : uint32_t {
     task,
     sampling,
     disturb,
-    probe
+    probe,
+    task_length
 };
 
 // The key of all numbers that one purpose draws in one step and pass of a run.

@@ -251,7 +251,10 @@ InputScales input_scales(Model& model, const Batch& batch) {
             out.cosine / n};
 }
 
-Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode) {
+namespace {
+
+// Adds the numbers of targets and sequences, and of those that are right to the shares.
+void add_decoded(Accuracy& out, Model& model, const Batch& batch, Mode mode) {
     const size_t S = batch.lengths.size();
     const PassRows whole(batch.lengths, std::vector<int32_t>(S, 0));
     Decoder decoder(model, mode);
@@ -261,10 +264,8 @@ Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode) {
     std::vector<size_t> live(S);  // the sequence of each id
     std::iota(live.begin(), live.end(), size_t(0));
 
-    Accuracy out;
     std::vector<char> last(S, 0);
     Tensor h = decoder.states(ids);
-    double correct = 0;
     for (int t = 0; !ids.empty(); ++t) {
         std::vector<int32_t> targets;
         for (size_t s : live) targets.push_back(batch.targets[whole.row(s, t)]);
@@ -272,7 +273,7 @@ Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode) {
         for (size_t i = 0; i < live.size(); ++i) {
             if (targets[i] < 0) continue;
             ++out.targets;
-            correct += scores.correct[i];
+            out.all += scores.correct[i];
             last[live[i]] = scores.correct[i];
         }
         std::vector<int> next_ids;
@@ -292,9 +293,17 @@ Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode) {
         if (!ids.empty()) h = decoder.step(ids, tokens);
     }
     for (char l : last) out.last += l;
-    out.sequences = int64_t(S);
-    out.last /= double(std::max<size_t>(S, 1));
-    out.all = correct / double(std::max<int64_t>(out.targets, 1));
+    out.sequences += int64_t(S);
+}
+
+}  // namespace
+
+Accuracy decode_accuracy(Model& model, const std::function<std::optional<Batch>()>& next,
+                         Mode mode) {
+    Accuracy out;
+    while (const std::optional<Batch> batch = next()) add_decoded(out, model, *batch, mode);
+    out.all /= double(std::max<int64_t>(out.targets, 1));
+    out.last /= double(std::max<int64_t>(out.sequences, 1));
     return out;
 }
 

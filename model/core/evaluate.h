@@ -41,12 +41,13 @@ struct InputScales {
 };
 InputScales input_scales(Model& model, const Batch& batch);
 
-// Sequential decoding of known inputs: the share of targets that are the argmax, over all positions
-// and at each sequence's last target alone.
+// Sequential decoding of known inputs, one batch after another: the share of targets that are the
+// argmax, over all positions and at each sequence's last target alone.
 struct Accuracy {
     double all = 0, last = 0;
     int64_t targets = 0, sequences = 0;
 };
-Accuracy decode_accuracy(Model& model, const Batch& batch, Mode mode);
+Accuracy decode_accuracy(Model& model, const std::function<std::optional<Batch>()>& next,
+                         Mode mode);
 
 }  // namespace fbt::model::core

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "model/data/tasks.h"
 #include "tensor/safetensors.h"
 #include "tests/apps/program.h"
 
@@ -300,6 +301,8 @@ TEST_F(OnTrained, EvalGivesEveryPass) {
                        {"vocabulary", "4", "257"}));
     EXPECT_TRUE(
         failed(fbt({"eval", "--checkpoint", w / "run", "--data", w / "absent"}), 4, {"absent"}));
+    EXPECT_TRUE(failed(fbt({"eval", "--checkpoint", w / "run", "--lengths", "9"}), 2,
+                       {"--lengths", "--context"}));
 }
 
 TEST_F(OnTrained, SignalWritesWhatThereIs) {
@@ -343,10 +346,101 @@ TEST(Tasks, TokenIdsInAndOut) {
         {"eval", "--checkpoint", folder / "run", "--sequences", "9", "--json", "--threads", "1"});
     ASSERT_EQ(eval.code, 0) << eval.err;
     const json lengths = json::parse(eval.out)["lengths"];
-    ASSERT_EQ(lengths.size(), 6u) << "1x, 2x, 4x in two modes";
+    ASSERT_EQ(lengths.size(), 6u) << "1, 2 and 4 times the trained length in two modes";
+    EXPECT_EQ(lengths[0]["length"], 16);
     EXPECT_EQ(lengths[5]["length"], 64);
     EXPECT_EQ(lengths[5]["mode"], "soft");
     EXPECT_EQ(lengths[5]["targets"], 64 * 9);
+    EXPECT_FALSE(lengths[5].contains("factor"));
+}
+
+TEST(Tasks, EveryOneTrainsAndIsDecoded) {
+    const TemporaryFolder folder;
+    for (const std::string& name : model::data::task_names()) {
+        SCOPED_TRACE(name);
+        const std::string run = folder / name;
+        const Result train = fbt({"train",    "--task",     name, "--length",
+                                  "13,15,20", "--dim",      "8",  "--layers",
+                                  "1",        "--heads",    "1",  "--kv-heads",
+                                  "1",        "--head-dim", "4",  "--ffn-dim",
+                                  "8",        "--context",  "20", "--tokens-per-step",
+                                  "40",       "--steps",    "2",  "--schedule",
+                                  "1:2",      "--threads",  "1",  "--eval-sequences",
+                                  "5",        "--out",      run,  "--json"});
+        ASSERT_EQ(train.code, 0) << train.err;
+        const double loss = json::parse(train.out)["validation"]["val/pass_2"];
+        EXPECT_NEAR(loss, std::log(model::data::find_task(name).vocab_size()), 1.5);
+        const auto eval = [&](const Arguments& more) {
+            const Result result = fbt(Arguments{"eval", "--checkpoint", run, "--sequences", "7",
+                                                "--threads", "1", "--json"} +
+                                      more);
+            EXPECT_EQ(result.code, 0) << result.err;
+            return json::parse(result.out);
+        };
+        const json usual = eval({});
+        EXPECT_EQ(usual["length"], json({13, 15, 20}));
+        ASSERT_EQ(usual["lengths"].size(), 6u);
+        EXPECT_EQ(usual["lengths"][5]["length"], 80) << "4 times the longest";
+        const json asked = eval({"--lengths", "14,33", "--context", "16"});
+        EXPECT_EQ(asked["length"], 16);
+        ASSERT_EQ(asked["lengths"].size(), 4u);
+        EXPECT_EQ(asked["lengths"][1]["length"], 14);
+        EXPECT_EQ(asked["lengths"][2]["length"], 33);
+        // As many labels as the task has in seven sequences, in both tables.
+        int64_t targets = 0;
+        for (const int32_t label : model::data::make_task(name, {33}, 1)->next(7 * 33).targets)
+            targets += label >= 0;
+        EXPECT_EQ(asked["lengths"][2]["targets"], targets);
+        EXPECT_EQ(eval({"--context", "33"})["passes"][0]["targets"], targets);
+        const int shortest = model::data::find_task(name).shortest();
+        if (shortest == 1) continue;
+        const std::string least = std::to_string(shortest), less = std::to_string(shortest - 1);
+        for (const char* flag : {"--lengths", "--context"}) {
+            const Result result = fbt({"eval", "--checkpoint", run, flag, less});
+            EXPECT_TRUE(failed(result, 2, {name.c_str(), least.c_str(), less.c_str()}));
+            EXPECT_EQ(result.out, "") << "said before the work";
+        }
+    }
+}
+
+TEST(Tasks, TestLengthsAreTheRunsAndMayChange) {
+    const TemporaryFolder folder;
+    const std::string run = folder / "run";
+    ASSERT_EQ(fbt({"train", "--preset", "parity", "--steps", "2", "--stop-after", "1", "--out", run,
+                   "--threads", "1", "--test-lengths", "5"})
+                  .code,
+              0);
+    const auto lengths = [&](const Arguments& more) {
+        const Result result = fbt(
+            Arguments{"eval", "--checkpoint", run, "--threads", "1", "--json", "--passes", "1"} +
+            more);
+        EXPECT_EQ(result.code, 0) << result.err;
+        const json document = json::parse(result.out);
+        json out;
+        for (const json& row : document["lengths"])
+            if (row["mode"] == "soft") out.push_back({row["length"], row["sequences"]});
+        return out.dump();
+    };
+    EXPECT_EQ(lengths({}), "[[5,256]]");
+    ASSERT_EQ(fbt({"train", "--resume", "--out", run, "--test-lengths", "9,3"}).code, 0);
+    EXPECT_EQ(lengths({}), "[[9,256],[3,256]]");
+    EXPECT_EQ(lengths({"--lengths", "64", "--sequences", "1100"}), "[[64,1100]]")
+        << "more than are decoded at once";
+    // What a run without such a setting, and with the length in either form, is tested at.
+    const std::string path = run + "/step_00000002/config.json";
+    json config = json::parse(get(path));
+    config["train"].erase("test_lengths");
+    for (const json& length : {json(3), json::array({3})}) {
+        config["train"]["length"] = length;
+        put(path, config.dump());
+        EXPECT_EQ(lengths({"--sequences", "2"}), "[[3,2],[6,2],[12,2]]");
+    }
+    for (const json& bad : {json("3"), json({3, 0}), json(3.5), json("x")}) {
+        config["train"]["length"] = bad;
+        put(path, config.dump());
+        EXPECT_TRUE(failed(fbt({"eval", "--checkpoint", run}), 4,
+                           {"config.json", "length", "an integer, at least 1"}));
+    }
 }
 
 TEST(SentencePiece, TravelsWithTheRun) {

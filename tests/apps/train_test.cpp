@@ -298,6 +298,27 @@ TEST(Train, TasksAndPresets) {
     EXPECT_EQ(config["train"]["length"], 16);
 }
 
+TEST(Train, ListsOfLengthsAreKept) {
+    const TemporaryFolder folder;
+    const auto train = [&](const char* run, const char* length, const Arguments& more = {}) {
+        return fbt(Arguments{"train", "--preset", "parity", "--length", length, "--steps", "4",
+                             "--out", folder / run, "--threads", "1"} +
+                   more);
+    };
+    ASSERT_EQ(train("whole", "5,16,9").code, 0);
+    ASSERT_EQ(train("parts", "5,16,9", {"--stop-after", "2"}).code, 0);
+    const json config = json::parse(get(folder / "parts/step_00000002/config.json"))["train"];
+    EXPECT_EQ(config["length"], json({5, 16, 9}));
+    EXPECT_EQ(config["test_lengths"], json::array());
+    for (const char* other : {"5,16", "5,9,16", "16"})
+        EXPECT_TRUE(failed(fbt({"train", "--out", folder / "parts", "--resume", "--length", other}),
+                           2, {"another length", "[5,16,9]", other}));
+    ASSERT_EQ(fbt({"train", "--out", folder / "parts", "--resume"}).code, 0);
+    EXPECT_TRUE(same_run(folder / "whole", folder / "parts", 4));
+    ASSERT_EQ(train("other", "16").code, 0);
+    EXPECT_FALSE(same_run(folder / "whole", folder / "other", 4));
+}
+
 TEST(Train, ConfigStandsBetweenPresetAndFlags) {
     const TemporaryFolder folder;
     put(folder / "c.json", R"({"model": {"dim": 8, "layers": 1}, "train": {"steps": 5}})");

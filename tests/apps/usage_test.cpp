@@ -6,6 +6,7 @@
 #include "apps/console.h"
 #include "apps/settings.h"
 #include "model/core/config.h"
+#include "model/data/tasks.h"
 #include "tests/apps/program.h"
 
 namespace fbt::tests {
@@ -64,13 +65,39 @@ TEST(Usage, TrainFlags) {
     *(std::find(small.begin(), small.end(), "--tokens-per-step") + 1) = "5";
     EXPECT_TRUE(failed(fbt(small), 2, {"--tokens-per-step", "5", "23"}));
     EXPECT_TRUE(failed(train({"--config", "\xff"}), 2, {"--config", "UTF-8"}));
-    EXPECT_TRUE(failed(train({"--length", "9"}), 2, {"--length"}));
+    EXPECT_TRUE(failed(train({"--length", "9"}), 2, {"--length", "--context"}));
+    EXPECT_TRUE(failed(train({"--test-lengths", "9"}), 2, {"--test-lengths", "--context"}));
     EXPECT_TRUE(failed(train({"--vocab-size", "300"}), 2, {"vocab_size", "300", "257"}));
     EXPECT_TRUE(failed(train({"--dtype", "bf16"}), 2, {"bf16"}));
     EXPECT_TRUE(
         failed(fbt({"train", "--preset", "paper-1b", "--data", w / "data", "--out", w / "run"}), 2,
                {"100352", "257"}));
     EXPECT_FALSE(fs::exists(w / "run")) << "a refused run leaves nothing";
+}
+
+TEST(Usage, LengthsOfTasks) {
+    const TemporaryFolder folder;
+    const auto train = [&](const Arguments& more) {
+        return fbt(Arguments{"train", "--preset", "parity", "--out", folder / "run"} + more);
+    };
+    for (const char* flag : {"--length", "--test-lengths"})
+        for (const char* bad :
+             {"16,", ",16", "1,,2", "0", "4,0", "-3", "3.5", "x", "1 2", "99999999999999999999"})
+            EXPECT_TRUE(failed(train({std::string(flag) + "=" + bad}), 2,
+                               {flag, bad, "an integer, at least 1", "such as 1,2,3"}));
+    EXPECT_TRUE(failed(train({"--length", ""}), 2, {"--length", "an integer, at least 1"}));
+    EXPECT_TRUE(failed(train({"--length", "9,65"}), 2, {"9,65", "context of 64"}));
+    EXPECT_TRUE(
+        failed(train({"--tokens-per-step", "30", "--length", "9,31"}), 2, {"30", "31 tokens"}));
+    EXPECT_TRUE(failed(train({"--task", "completion", "--length", "16,5"}), 2,
+                       {"completion", "at least 13", "is 5"}));
+    EXPECT_TRUE(failed(train({"--task", "completion", "--test-lengths", "12"}), 2,
+                       {"completion", "at least 13", "is 12"}));
+    EXPECT_TRUE(failed(train({"--task", "party"}), 2, {"party", "parity, mod-sum"}));
+    EXPECT_FALSE(fs::exists(folder / "run")) << "a refused run leaves nothing";
+    for (const char* command : {"train", "eval"})
+        for (const std::string& name : model::data::task_names())
+            EXPECT_NE(fbt({command, "--help"}).out.find(name), std::string::npos) << name;
 }
 
 TEST(Usage, ConfigFiles) {
@@ -147,6 +174,33 @@ TEST(Settings, NumbersKeepTheirBits) {
     EXPECT_TRUE(throws(ErrorKind::bad_file, {"it", "seed", "-1"}, [&] {
         settings.take_json({{"train", {{"seed", -1}}}}, "it", ErrorKind::bad_file);
     }));
+}
+
+TEST(Settings, ListsOfIntegers) {
+    apps::Settings settings;
+    std::vector<int> list, least;
+    settings.section("train");
+    settings.add("list", &list, "");
+    const apps::Setting& setting = settings.all()[0];
+    for (const auto& [values, document, text] :
+         {std::tuple{std::vector<int>{}, json::array(), ""},
+          std::tuple{std::vector{7}, json(7), "7"},
+          std::tuple{std::vector{-2, 7, 7}, json({-2, 7, 7}), "-2,7,7"}}) {
+        list = values;
+        const json written = json::parse(settings.to_json().dump());
+        EXPECT_EQ(written["train"]["list"], document);
+        EXPECT_EQ(setting.text(), text);
+        list = {1, 2};
+        settings.take_json(written, "it");
+        EXPECT_EQ(list, values);
+    }
+    settings.take_json({{"train", {{"list", json::array({5})}}}}, "it");
+    EXPECT_EQ(list, std::vector{5});
+    settings.add("least", &least, "").at_least(1).at_most(9);
+    for (const json& bad : {json(0), json({3, 10}), json({3, "4"}), json("3"), json(nullptr)})
+        EXPECT_TRUE(throws(ErrorKind::usage, {"it: least", "at least 1, at most 9"}, [&] {
+            settings.take_json({{"train", {{"least", bad}}}}, "it");
+        })) << bad;
 }
 
 TEST(Console, TablesAndNumbers) {

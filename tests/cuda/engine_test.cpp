@@ -164,7 +164,7 @@ TEST_P(CudaEngine, TrainingFollowsTheCpu) {
         t.tokens_per_step = 64;
         t.schedule = PassSchedule::parse("1:1,1:2,1:3");
         t.warmup = 2;
-        const auto source = model::data::make_task("parity", 16, 1);
+        const auto source = model::data::make_task("parity", {16}, 1);
         Model model(c, config, dtype);
         model::engine::Trainer trainer(model, *source, t, false);
         Steps out;

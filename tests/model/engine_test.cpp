@@ -197,10 +197,26 @@ TEST_F(Engine, DecodeAccuracyCountsTheArgmax) {
     fill(0, 20);
     fill(20, 7);
     batch.targets[26] = (batch.targets[26] + 1) % 23;
-    const Accuracy a = decode_accuracy(model, batch, Mode::soft);
-    EXPECT_EQ(a.targets, 27);
-    EXPECT_DOUBLE_EQ(a.all, 26 / 27.0);
-    EXPECT_DOUBLE_EQ(a.last, 0.5);
+    // The same whether both sequences are one batch or two.
+    const auto part = [&](int offset, int length) {
+        const auto cut = [&](const std::vector<int32_t>& all) {
+            return std::vector<int32_t>(all.begin() + offset, all.begin() + offset + length);
+        };
+        return Batch{cut(batch.tokens), cut(batch.targets), {length}, {0}};
+    };
+    for (std::vector<Batch> batches : {std::vector{batch}, std::vector{part(20, 7), part(0, 20)}}) {
+        const auto next = [&]() -> std::optional<Batch> {
+            if (batches.empty()) return std::nullopt;
+            Batch last = batches.back();
+            batches.pop_back();
+            return last;
+        };
+        const Accuracy a = decode_accuracy(model, next, Mode::soft);
+        EXPECT_EQ(a.targets, 27);
+        EXPECT_EQ(a.sequences, 2);
+        EXPECT_DOUBLE_EQ(a.all, 26 / 27.0);
+        EXPECT_DOUBLE_EQ(a.last, 0.5);
+    }
 }
 
 TrainConfig train_config() {
@@ -219,19 +235,19 @@ TEST(Trainer, LearnsAndResumesBitForBit) {
     const auto folder = std::filesystem::temp_directory_path() / "fbt_trainer_test";
     std::filesystem::remove_all(folder);
 
-    auto source = model::data::make_task("parity", 16, 1);
+    auto source = model::data::make_task("parity", {16}, 1);
     Model whole(context, config, DType::f32);
     Trainer a(whole, *source, train_config(), false);
     std::vector<double> losses;
     while (!a.done()) losses.push_back(a.advance().total);
 
-    auto again = model::data::make_task("parity", 16, 1);
+    auto again = model::data::make_task("parity", {16}, 1);
     Model half(context, config, DType::f32);
     Trainer b(half, *again, train_config(), false);
     for (int i = 0; i < 5; ++i) EXPECT_EQ(b.advance().total, losses[i]);
     b.save(folder, {{"model", to_json(config)}, {"train", nlohmann::json::object()}}, 2);
 
-    auto third = model::data::make_task("parity", 16, 1);
+    auto third = model::data::make_task("parity", {16}, 1);
     Model rest(context, config, DType::f32);
     Trainer c(rest, *third, train_config(), false);
     c.load(find_checkpoint(folder));
@@ -248,7 +264,7 @@ TEST(Trainer, ParameterWithoutAPathKeepsEverything) {
     config.vocab_size = 4;
     TrainConfig t = train_config();
     t.schedule = PassSchedule::parse("1:1");
-    auto source = model::data::make_task("parity", 16, 1);
+    auto source = model::data::make_task("parity", {16}, 1);
     Model model(context, config, DType::f32);
     Trainer trainer(model, *source, t, false);
     const auto before = model.parameters().at("feedback.state.weight").weight().value.to_double();
@@ -264,7 +280,7 @@ TEST(Trainer, NonFiniteGradientsSkipThenStop) {
     config.vocab_size = 4;
     TrainConfig t = train_config();
     t.max_skipped = 3;
-    auto source = model::data::make_task("parity", 16, 1);
+    auto source = model::data::make_task("parity", {16}, 1);
     Model model(context, config, DType::f32);
     Trainer trainer(model, *source, t, false);
     nn::Parameter& gain = model.parameters().at("final_norm.gain");
@@ -306,7 +322,7 @@ TEST(MemoryPlan, IsNearTheTruth) {
         t.tokens_per_step = 2048;
         t.schedule = PassSchedule::parse("1:3");
         t.mixin = false;
-        auto source = model::data::make_task("parity", 128, 1);
+        auto source = model::data::make_task("parity", {128}, 1);
         Model model(context, config, DType::f32);
         Trainer trainer(model, *source, t, recompute);
         trainer.advance();
