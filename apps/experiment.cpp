@@ -69,7 +69,8 @@ std::string quoted(const std::string& argument) {
 // request to stop is passed on by stop(), and should we be killed the system asks it to.
 class Child {
   public:
-    Child(const std::vector<std::string>& arguments, const std::string& log) {
+    Child(const std::string& program, const std::vector<std::string>& arguments,
+          const std::string& log) {
         std::vector<std::string> texts = {"fbt"};
         texts.insert(texts.end(), arguments.begin(), arguments.end());
         std::vector<char*> argv;
@@ -91,7 +92,7 @@ class Child {
             dup2(input, 0);
             dup2(output, 1);
             dup2(output, 2);
-            execv("/proc/self/exe", argv.data());
+            execv(program.c_str(), argv.data());
             _exit(kEnvironment);
         }
         const int error = errno;
@@ -224,7 +225,8 @@ void Experiment::train(const std::vector<Recipe>& recipes) {
             Job& job = jobs[begun++];
             std::vector<std::string> arguments = job.arguments;
             arguments.push_back("--resume");  // a finished one is left as it is
-            job.child = std::make_unique<Child>(arguments, runs_[job.run].folder + ".log");
+            job.child =
+                std::make_unique<Child>(config_.program, arguments, runs_[job.run].folder + ".log");
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         for (size_t i = 0; i < begun; ++i) {
@@ -357,14 +359,13 @@ json Experiment::finish() {
 
 Recipe text_recipe(const std::string& name, const std::string& schedule,
                    const std::vector<std::string>& more, int64_t steps) {
-    Recipe recipe = {
-        name,
-        steps,
-        {"--preset",      "quickstart", "--dim",        "96",  "--layers",         "3",
-         "--heads",       "3",          "--kv-heads",   "3",   "--ffn-dim",        "256",
-         "--schedule",    schedule,     "--log-every",  "100", "--eval-every",     "25",
-         "--eval-passes", "5",          "--save-every", "750", "--eval-sequences", "128",
-         "--keep-last",   "2"}};
+    Recipe recipe = {name, steps, {"--preset",         "quickstart", "--dim",         "96",
+                                   "--layers",         "3",          "--heads",       "3",
+                                   "--kv-heads",       "3",          "--ffn-dim",     "256",
+                                   "--schedule",       schedule,     "--log-every",   "100",
+                                   "--eval-every",     "50",         "--eval-passes", "3",
+                                   "--eval-sequences", "128",        "--save-every",  "750",
+                                   "--keep-last",      "2"}};
     recipe.flags.insert(recipe.flags.end(), more.begin(), more.end());
     return recipe;
 }

@@ -40,6 +40,7 @@ struct ExperimentConfig {
     std::string name, data, out;
     int seeds = 3;
     int64_t steps = 0;  // of every training, instead of the recipe's own; 0: the recipe's
+    std::string program = "/proc/self/exe";  // that trains
 };
 
 class Experiment {
@@ -87,7 +88,7 @@ class Experiment {
     double begun_, training_ = 0;
 };
 
-// What text experiments train: 0.3 M parameters on 2,048 bytes a step, evaluated every 25 steps;
+// What text experiments train: 0.3 M parameters on 2,048 bytes a step, evaluated every 50 steps;
 // the checkpoint of step 750 stays.
 Recipe text_recipe(const std::string& name, const std::string& schedule,
                    const std::vector<std::string>& more = {}, int64_t steps = 1000);

@@ -14,7 +14,8 @@ namespace {
 namespace core = model::core;
 using nlohmann::json;
 
-// Of the steps, in percent; feedback begins after 75.
+constexpr int kPasses = 5, kSequences = 256;  // at the end
+// Of the steps, in percent; the paper's schedules begin feedback after 75.
 constexpr int kShown[] = {50, 75, 80, 85, 90, 95, 100};
 
 // Each changes one thing of 75:1,25:3, or two: feedback earlier, or in a tenth of the steps before
@@ -31,7 +32,7 @@ std::vector<Recipe> mends() {
             text_recipe("text-3000-steps", base, {}, 3000)};
 }
 
-// The evaluations of the training itself: L1/P to L5/P and gap/P = L2 - L1 after P percent of the
+// The evaluations of the training itself: L1/P to L3/P and gap/P = L2 - L1 after P percent of the
 // steps, and every row as "curve".
 void read_curve(TrainedRun& run) {
     std::ifstream in(run.folder + "/metrics.jsonl");
@@ -60,12 +61,14 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
     read_curve(run);
     const Corpus corpus(lab.config().data, "");
     const auto batches = [&] {
-        return corpus.validation(loaded.lengths, run.seed, 128, 128 * loaded.lengths.back());
+        return corpus.validation(loaded.lengths, run.seed, kSequences,
+                                 int64_t(kSequences) * loaded.lengths.back());
     };
     for (const core::PassResult& pass :
-         core::evaluate(*loaded.model, batches(), 3, run.seed, true)) {
-        if (pass.pass == 1) continue;
+         core::evaluate(*loaded.model, batches(), kPasses, run.seed, true)) {
         const std::string key = "/pass_" + std::to_string(pass.pass);
+        run.measured["loss" + key] = pass.loss;
+        if (pass.pass == 1) continue;
         run.measured["permuted" + key] = pass.permuted;
         run.measured["mean" + key] = pass.mean;
         run.measured["change" + key] = pass.change;
@@ -108,10 +111,12 @@ void schedules_experiment(Experiment& lab) {
         }
         gaps.row(gap);
         first.row(loss);
-        ends.row({name, lab.cell(name, "L1/100", "%.3f"), lab.cell(name, "L2/100", "%.3f"),
-                  lab.cell(name, "L3/100", "%.3f"), lab.cell(name, "L5/100", "%.3f"),
-                  lab.cell(name, "permuted/pass_2", "%.2f"),
-                  lab.cell(name, "mean/pass_2", "%.2f")});
+        std::vector<std::string> end = {name};
+        for (int k : {1, 2, 3, kPasses})
+            end.push_back(lab.cell(name, "loss/pass_" + std::to_string(k), "%.3f"));
+        for (const char* what : {"permuted", "mean"})
+            end.push_back(lab.cell(name, what + std::string("/pass_2"), "%.2f"));
+        ends.row(end);
         scales.row({name, lab.cell(name, "plain/switch", "%.3f"),
                     lab.cell(name, "fused/switch", "%.3f"), lab.cell(name, "cosine/switch", "%.2f"),
                     lab.cell(name, "plain/end", "%.3f"), lab.cell(name, "fused/end", "%.3f"),
