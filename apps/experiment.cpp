@@ -27,6 +27,8 @@ using nlohmann::json;
 using tensor::Error;
 using tensor::ErrorKind;
 
+constexpr int64_t kQuickSteps = 20;
+
 // Thrown by check_stop(); run() turns it into the exit code of a stopped command.
 struct Stopped {};
 
@@ -175,7 +177,7 @@ std::vector<std::string> Experiment::command_of(const Recipe& recipe, const Trai
         c.insert(c.end(), {flag, value});
     };
     if (!config_.data.empty()) add("--data", config_.data);
-    add("--steps", std::to_string(config_.steps > 0 ? config_.steps : recipe.steps));
+    add("--steps", std::to_string(config_.quick ? kQuickSteps : recipe.steps));
     add("--seed", std::to_string(run.seed));
     add("--device", machine_.device);
     add("--dtype", machine_.dtype);
@@ -337,10 +339,10 @@ json Experiment::finish() {
                "in this call or an earlier one.",
                config_.name.c_str(), short_time(total).c_str(), short_time(training_).c_str(),
                short_time(trained).c_str()));
-    json document = {{"experiment", config_.name}, {"seeds", config_.seeds},
-                     {"device", machine_.device},  {"dtype", machine_.dtype},
-                     {"seconds", total},           {"seconds_training", training_},
-                     {"runs", json::array()}};
+    json document = {{"experiment", config_.name},    {"seeds", config_.seeds},
+                     {"quick", config_.quick},        {"device", machine_.device},
+                     {"dtype", machine_.dtype},       {"seconds", total},
+                     {"seconds_training", training_}, {"runs", json::array()}};
     for (const TrainedRun& run : runs_)
         document["runs"].push_back({{"recipe", run.recipe},
                                     {"seed", run.seed},
@@ -448,8 +450,9 @@ Run add_experiment(CLI::App& app) {
     s.add("seeds", &config.seeds, "trainings of each recipe, with the seeds 1, 2, ...")
         .at_least(1)
         .at_most(1000);
-    s.add("steps", &config.steps, "updates of every training; 0: as many as the recipe says")
-        .at_least(0);
+    s.add(
+        "quick", &config.quick,
+        "20 steps a training and small measurements: does all of it run? The numbers say nothing");
     command->machine.declare(s);
     s.bind(*sub);
     return [command] { return command->run(); };

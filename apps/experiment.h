@@ -10,6 +10,7 @@
 //   OUT/NAME.json                 every run with its command and all that was measured of it
 //   OUT/NAME.md                   the tables: medians over the seeds, and lowest to highest
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ struct TrainedRun {
 struct ExperimentConfig {
     std::string name, data, out;
     int seeds = 3;
-    int64_t steps = 0;  // of every training, instead of the recipe's own; 0: the recipe's
+    bool quick = false;                      // 20 steps and small measurements: does all of it run?
     std::string program = "/proc/self/exe";  // that trains
 };
 
@@ -66,6 +67,9 @@ class Experiment {
                      double factor = 1) const;
     // The same numbers' median alone; NaN where there is none.
     double median(const std::string& recipe, const std::string& number) const;
+
+    // A measurement's size: so many sequences or passes, or a few where the experiment is quick.
+    int size(int full) const { return config_.quick ? std::min(full, 16) : full; }
 
     void table(const std::string& title, const Table& table);
     void say(const std::string& paragraph);

@@ -20,9 +20,9 @@ void gates_experiment(Experiment& lab) {
     lab.train(recipes);
     lab.measure([&](TrainedRun& run, const Loaded& loaded) {
         const Corpus corpus(lab.config().data, "");
-        for (const core::PassResult& pass :
-             core::evaluate(*loaded.model, corpus.validation(loaded.lengths, run.seed, 256, 4096),
-                            kPasses, run.seed, true)) {
+        for (const core::PassResult& pass : core::evaluate(
+                 *loaded.model, corpus.validation(loaded.lengths, run.seed, lab.size(256), 4096),
+                 kPasses, run.seed, true)) {
             const std::string key = "/pass_" + std::to_string(pass.pass);
             run.measured["loss" + key] = pass.loss;
             if (pass.pass == 1) continue;

@@ -34,7 +34,8 @@ void measure(Experiment& lab, const Probed& probed, TrainedRun& run, const Loade
     const Corpus corpus("", probed.task);
     for (int length : probed.at) {
         const auto batches = [&] {
-            return corpus.validation({length}, run.seed, kSequences, int64_t(kSequences) * length);
+            return corpus.validation({length}, run.seed, lab.size(kSequences),
+                                     int64_t(kSequences) * length);
         };
         const core::Batch batch = *batches()();
         std::vector<int32_t> labels;

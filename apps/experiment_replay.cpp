@@ -55,6 +55,7 @@ void measure(Experiment& lab, TrainedRun& run, core::Model& model, const std::st
         };
         core::Replay replay(model, fed, kPrompt, r.mode);
         for (int passes : kShown) {
+            if (passes > lab.size(kShown[std::size(kShown) - 1])) break;
             while (replay.passes() < passes) replay.next();
             compare(std::to_string(passes), replay.trace());
         }

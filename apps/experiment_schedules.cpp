@@ -61,7 +61,7 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
     read_curve(run);
     const Corpus corpus(lab.config().data, "");
     const auto batches = [&] {
-        return corpus.validation(loaded.lengths, run.seed, kSequences,
+        return corpus.validation(loaded.lengths, run.seed, lab.size(kSequences),
                                  int64_t(kSequences) * loaded.lengths.back());
     };
     for (const core::PassResult& pass :

@@ -30,7 +30,7 @@ void stability_experiment(Experiment& lab) {
         const Corpus corpus(lab.config().data, "");
         for (const core::PassResult& pass : core::evaluate(
                  *loaded.model, corpus.validation({kLength}, run.seed, kSequences, kLength),
-                 kPasses, run.seed, false)) {
+                 lab.size(kPasses), run.seed, false)) {
             const std::string key = "/pass_" + std::to_string(pass.pass);
             run.measured["loss" + key] = pass.loss;
             run.measured["unsettled" + key] = pass.unsettled;

@@ -35,7 +35,7 @@ void measure(Experiment& lab, const Tracked& tracked, TrainedRun& run, const Loa
         const int length = factor * tracked.length;
         const std::string at = "/" + std::to_string(length);
         const auto batches = [&] {
-            return corpus.validation({length}, run.seed, kSequences, kSequences * length);
+            return corpus.validation({length}, run.seed, lab.size(kSequences), kSequences * length);
         };
         for (const core::PassResult& pass :
              core::evaluate(*loaded.model, batches(), kPasses, run.seed, false)) {

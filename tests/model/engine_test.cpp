@@ -151,8 +151,55 @@ TEST_F(Engine, BadPromptsAreErrors) {
         EXPECT_THROW(generate(model, {prompt}, g), Error);
 }
 
+// Gives these rows the targets that a plain pass predicts.
+void make_right(Model& model, Batch& batch, const std::vector<size_t>& rows) {
+    Tape tape(false);
+    const Objective o = objective(model, tape, batch, {}, {.keep_states = true});
+    const std::vector<double> logits = model.logits(o.states[0]).to_double();
+    const auto V = model.config().vocab_size;
+    for (size_t row : rows) {
+        const auto z = logits.begin() + int64_t(row) * V;
+        batch.targets[row] = int32_t(std::max_element(z, z + V) - z);
+    }
+}
+
+// Shares of right answers, and the loss beyond what passes have made exact, from a pass's states.
+void expect_scores(const PassResult& result, const Tensor& states, Model& model,
+                   const Batch& batch) {
+    const std::vector<double> logits = model.logits(states).to_double();
+    const size_t V = size_t(model.config().vocab_size);
+    double right = 0, last = 0, unsettled = 0;
+    int targets = 0, unsettled_targets = 0;
+    size_t row = 0;
+    for (int length : batch.lengths) {
+        bool last_right = false;
+        for (int t = 0; t < length; ++t, ++row) {
+            const int target = batch.targets[row];
+            if (target < 0) continue;
+            const double* z = logits.data() + row * V;
+            last_right = std::max_element(z, z + V) == z + target;
+            right += last_right;
+            ++targets;
+            double sum = 0;
+            for (size_t v = 0; v < V; ++v) sum += std::exp(z[v] - z[target]);
+            if (t < result.pass) continue;
+            unsettled += std::log(sum);
+            ++unsettled_targets;
+        }
+        last += last_right;
+    }
+    EXPECT_EQ(result.targets, targets);
+    EXPECT_EQ(result.sequences, int64_t(batch.lengths.size()));
+    EXPECT_DOUBLE_EQ(result.accuracy, right / targets);
+    EXPECT_DOUBLE_EQ(result.last, last / double(batch.lengths.size()));
+    // Cross-entropies in f32, of sums of 23 terms, against double: 32 roundings of size 1 to 8.
+    EXPECT_NEAR(result.unsettled, unsettled / unsettled_targets, 32 * 8 * 0x1p-24);
+}
+
 TEST_F(Engine, EvaluationEqualsTheObjective) {
-    const Batch batch = random_batch({30, 1, 8}, 23, 3);
+    Batch batch = random_batch({30, 1, 8}, 23, 3);
+    // Targets that pass 1 gets right at some positions, so that accuracies are not all 0.
+    make_right(model, batch, {0, 11, 29, 30, 31});
     int given = 0;
     const auto results = evaluate(
         model, [&]() { return given++ == 0 ? std::optional(batch) : std::nullopt; }, 5, 1, true);
@@ -165,6 +212,7 @@ TEST_F(Engine, EvaluationEqualsTheObjective) {
     EXPECT_TRUE(std::isnan(results[0].change));
     for (int k = 0; k < 5; ++k) {
         EXPECT_NEAR(results[k].loss, o.pass_loss[k], 1e-12);  // the same terms, another order
+        expect_scores(results[k], o.states[k], model, batch);
         if (k == 0) continue;
         double d = 0, n = 0;
         const auto now = o.states[k].to_double(), before = o.states[k - 1].to_double();
@@ -180,6 +228,53 @@ TEST_F(Engine, EvaluationEqualsTheObjective) {
         EXPECT_NE(results[k].permuted, results[k].loss);
         EXPECT_NE(results[k].mean, results[k].loss);
     }
+}
+
+TEST_F(Engine, AShortSequenceIsAllSettled) {
+    const Batch batch = random_batch({3, 2}, 23, 3);
+    int given = 0;
+    const auto results = evaluate(
+        model, [&]() { return given++ == 0 ? std::optional(batch) : std::nullopt; }, 4, 1, false);
+    EXPECT_FALSE(std::isnan(results[1].change));  // position 2 of the first
+    EXPECT_TRUE(std::isnan(results[1].unsettled)) << "its target is ignored";
+    EXPECT_TRUE(std::isnan(results[2].change));
+    EXPECT_TRUE(std::isnan(results[2].unsettled));
+    EXPECT_EQ(results[3].loss, results[2].loss) << "nothing is left to compute anew";
+}
+
+TEST_F(Engine, InputScalesCompareRows) {
+    const Batch batch = random_batch({9, 1, 4}, 23, 3);
+    const InputScales scales = input_scales(model, batch);
+    // Row by row: tokens after each sequence's first, and the plain states before them.
+    Tape tape(false);
+    const Objective o = objective(model, tape, batch, {}, {.keep_states = true});
+    double plain = 0, fused = 0, cosine = 0;
+    int count = 0, row = 0;
+    for (int length : batch.lengths)
+        for (int t = 0; t < length; ++t, ++row) {
+            if (t == 0) continue;
+            const Tensor token =
+                Tensor::from(context, std::vector<int32_t>{batch.tokens[row]}, {1});
+            const auto e = model.embed(tape, token).value().to_double();
+            const auto u = model.fuse(tape, tape.constant(o.states[0].rows(row - 1, 1)), token)
+                               .value()
+                               .to_double();
+            double ee = 0, uu = 0, eu = 0;
+            for (size_t d = 0; d < e.size(); ++d) {
+                ee += e[d] * e[d];
+                uu += u[d] * u[d];
+                eu += e[d] * u[d];
+            }
+            plain += ee / 24;
+            fused += uu / 24;
+            cosine += eu / std::sqrt(ee * uu);
+            ++count;
+        }
+    ASSERT_EQ(count, 11);
+    EXPECT_NEAR(scales.plain, std::sqrt(plain / count), 1e-12);
+    EXPECT_NEAR(scales.fused, std::sqrt(fused / count), 1e-12);
+    EXPECT_NEAR(scales.cosine, cosine / count, 1e-12);
+    EXPECT_GT(scales.fused, 0);
 }
 
 TEST_F(Engine, DecodeAccuracyCountsTheArgmax) {
@@ -272,6 +367,41 @@ TEST(Trainer, ParameterWithoutAPathKeepsEverything) {
     trainer.advance();
     EXPECT_EQ(model.parameters().at("feedback.state.weight").weight().value.to_double(), before);
     EXPECT_NE(model.parameters().at("layers.0.attn.q.weight").weight().value.to_double(), other);
+}
+
+// AdamW's first update is the learning rate times a sign, nearly: four times the rate moves a
+// matrix of the fusion four times as far, and nothing else.
+TEST(Trainer, FusionRateIsOfTheFusionAlone) {
+    Context context("cpu", 2);
+    Config config = small_config();
+    config.vocab_size = 4;
+    const auto moved = [&](double rate, const std::string& name) {
+        TrainConfig t = train_config();
+        t.schedule = PassSchedule::parse("1:2");
+        t.adamw.weight_decay = 0;
+        t.fusion_rate = rate;
+        auto source = model::data::make_task("parity", {16}, 1);
+        Model model(context, config, DType::f32);
+        Trainer trainer(model, *source, t, false);
+        const auto value = [&] { return model.parameters().at(name).weight().value.to_double(); };
+        std::vector<double> before = value();
+        trainer.advance();
+        const std::vector<double> after = value();
+        for (size_t i = 0; i < before.size(); ++i) before[i] = after[i] - before[i];
+        return before;
+    };
+    for (const char* name : {"feedback.state.weight", "feedback.gate.weight"}) {
+        const std::vector<double> once = moved(1, name), four = moved(4, name);
+        double largest = 0;
+        for (size_t i = 0; i < once.size(); ++i) {
+            largest = std::max(largest, std::abs(once[i]));
+            // Both are differences of f32 weights below 2.
+            EXPECT_NEAR(four[i], 4 * once[i], 8 * 0x1p-24) << name << " " << i;
+        }
+        EXPECT_GT(largest, 1e-4);
+    }
+    EXPECT_EQ(moved(1, "layers.0.attn.q.weight"), moved(4, "layers.0.attn.q.weight"));
+    EXPECT_EQ(moved(1, "embed.weight"), moved(4, "embed.weight"));
 }
 
 TEST(Trainer, NonFiniteGradientsSkipThenStop) {

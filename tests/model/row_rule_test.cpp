@@ -162,6 +162,16 @@ TEST_P(RowRule, RecordedStatesRebuildTheRolloutBitForBit) {
             EXPECT_EQ(e.logprob, 0);
             EXPECT_EQ(e.argmax, 1);
             EXPECT_EQ(e.exact, T - P);
+            EXPECT_EQ(e.prefix, T - P);
+            // One state that differs ends the prefix, and is one position that is not exact.
+            std::vector<double> states = again.hidden.to_double();
+            states[size_t(P + 2) * size_t(again.hidden.dim(1))] += 1;
+            const Trace other = {
+                Tensor::from_double(context, states, again.hidden.shape(), again.hidden.dtype()),
+                again.keys, again.values};
+            const ReplayError d = compare(model, rollout, other, P, std::vector<int32_t>(T - P, 3));
+            EXPECT_EQ(d.prefix, 2);
+            EXPECT_EQ(d.exact, T - P - 1);
         }
 }
 
@@ -209,7 +219,8 @@ TEST_P(RowRule, ReplayMakesOnePositionExactAPass) {
             replay.next();
             const ReplayError e =
                 compare(model, rollout, replay.trace(), P, std::vector<int32_t>(length - P, 1));
-            EXPECT_GE(e.exact, n - 1);
+            EXPECT_GE(e.prefix, n - 1);
+            EXPECT_GE(e.exact, e.prefix);
             if (n == length - P + 1) {
                 EXPECT_EQ(e.keys, 0);
                 EXPECT_EQ(e.exact, length - P);
