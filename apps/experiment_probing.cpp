@@ -17,11 +17,12 @@ namespace core = model::core;
 // of 0, 16, 64 and 256 updates, of registers with 2, 4 and 8 writes each.
 struct Probed {
     const char *task, *lengths;
+    int steps;
     std::vector<int> at;
 };
-const Probed kProbed[] = {{"completion", "13,29,77,269", {13, 29, 77, 269}},
-                          {"memory", "2,18,66,258", {2, 18, 66, 258}},
-                          {"registers", "17,33,65", {17, 33, 65}}};
+const Probed kProbed[] = {{"completion", "13,29,77,269", 1500, {13, 29, 77, 269}},
+                          {"memory", "2,18,66,258", 600, {2, 18, 66, 258}},
+                          {"registers", "17,33,65", 2000, {17, 33, 65}}};
 constexpr std::pair<core::Prefill, const char*> kPrefills[] = {
     {core::Prefill::standard, "standard"},
     {core::Prefill::one_step, "one_step"},
@@ -62,11 +63,11 @@ void measure(Experiment& lab, const Probed& probed, TrainedRun& run, const Loade
 void probing_experiment(Experiment& lab) {
     std::vector<Recipe> recipes;
     for (const Probed& p : kProbed)
-        recipes.push_back({p.task, 2000, {"--preset",          "parity",  "--task",       p.task,
-                                          "--length",          p.lengths, "--layers",     "4",
-                                          "--context",         "512",     "--window",     "512",
-                                          "--tokens-per-step", "2048",    "--schedule",   "1:3",
-                                          "--mixin",           "true",    "--save-every", "0"}});
+        recipes.push_back({p.task, p.steps, {"--preset",          "parity",  "--task",       p.task,
+                                             "--length",          p.lengths, "--layers",     "4",
+                                             "--context",         "512",     "--window",     "512",
+                                             "--tokens-per-step", "2048",    "--schedule",   "1:3",
+                                             "--mixin",           "true",    "--save-every", "0"}});
     lab.train(recipes);
     lab.measure([&](TrainedRun& run, const Loaded& loaded) {
         for (const Probed& p : kProbed)
@@ -94,9 +95,10 @@ void probing_experiment(Experiment& lab) {
                                        "%.0f", 100));
             table.row(row);
         }
-        lab.table(
-            format("%s: right answers of a linear probe at the query, %%; chance is 50", p.task),
-            table);
+        lab.table(format("%s, trained for %d steps: right answers of a linear probe at the query, "
+                         "%%; chance is 50",
+                         p.task, p.steps),
+                  table);
     }
 }
 
