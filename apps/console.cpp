@@ -99,7 +99,11 @@ std::string Table::markdown() const {
     std::string out;
     for (size_t r = 0; r < rows_.size(); ++r) {
         out += "|";
-        for (const std::string& cell : rows_[r]) out += " " + cell + " |";
+        for (const std::string& cell : rows_[r]) {
+            out += ' ';
+            for (char c : cell) out += c == '|' ? std::string("\\|") : std::string(1, c);
+            out += " |";
+        }
         out += "\n";
         if (r > 0) continue;
         out += "|";

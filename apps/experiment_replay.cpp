@@ -13,15 +13,14 @@ namespace {
 
 namespace core = model::core;
 namespace engine = model::engine;
-using tensor::DType;
 using tensor::Tensor;
 
 constexpr int kPrompt = 16, kSamples = 4;
 constexpr int kShown[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96};
 
-// DTYPE/keys/N, .../values/N, kl/N, logprob/N, argmax/N and prefix/N, N passes or "recorded": means
-// over the samples, of the prefix the smallest.
-void measure(Experiment& lab, TrainedRun& run, core::Model& model, const std::string& dtype) {
+// keys/N, values/N, kl/N, logprob/N, argmax/N and prefix/N, N passes or "recorded": means over the
+// samples, of the prefix the smallest.
+void measure(Experiment& lab, TrainedRun& run, core::Model& model) {
     const Corpus corpus(lab.config().data, "");
     const int T = model.config().context;
     const core::Batch text = *corpus.validation({T}, run.seed, 1, T)();
@@ -33,7 +32,7 @@ void measure(Experiment& lab, TrainedRun& run, core::Model& model, const std::st
     config.keep_states = true;
     const std::vector<int32_t> prompt(text.tokens.begin(), text.tokens.begin() + kPrompt);
     const auto add = [&](const std::string& key, double value, bool smallest) {
-        nlohmann::json& slot = run.measured[dtype + "/" + key];
+        nlohmann::json& slot = run.measured[key];
         if (smallest)
             slot = slot.is_null() ? value : std::min(slot.get<double>(), value);
         else
@@ -78,35 +77,25 @@ void replay_experiment(Experiment& lab) {
     for (Recipe& recipe : paper_schedules())
         if (recipe.name == "text-75-22-3") recipes.push_back(std::move(recipe));
     lab.train(recipes);
-    // Weights are f32 whatever the arithmetic; bf16 is measured too where the device has it.
-    std::vector<std::string> dtypes = {lab.machine().dtype};
-    const bool on_cpu = lab.machine().device == "cpu" || lab.machine().device == "ref";
-    if (!on_cpu && dtypes[0] != "bf16") dtypes.push_back("bf16");
-    lab.measure([&](TrainedRun& run, const Loaded& loaded) {
-        measure(lab, run, *loaded.model, dtypes[0]);
-        if (dtypes.size() > 1)
-            measure(lab, run, *load(run.folder, lab.context(), DType::bf16).model, dtypes[1]);
-    });
-    for (const std::string& dtype : dtypes)
-        for (const Recipe& recipe : recipes) {
-            Table table(
-                {"passes", "K error %", "V error %", "argmax %", "KL", "|dlogp|", "exact prefix"});
-            const auto row = [&](const std::string& passes) {
-                const auto cell = [&](const std::string& what, const char* pattern, double factor) {
-                    return lab.cell(recipe.name, dtype + "/" + what + "/" + passes, pattern,
-                                    factor);
-                };
-                table.row({passes, cell("keys", "%.2g", 100), cell("values", "%.2g", 100),
-                           cell("argmax", "%.1f", 100), cell("kl", "%.1e", 1),
-                           cell("logprob", "%.1e", 1), cell("prefix", "%.0f", 1)});
+    lab.measure([&](TrainedRun& run, const Loaded& loaded) { measure(lab, run, *loaded.model); });
+    for (const Recipe& recipe : recipes) {
+        Table table(
+            {"passes", "K error %", "V error %", "argmax %", "KL", "|dlogp|", "exact prefix"});
+        const auto row = [&](const std::string& passes) {
+            const auto cell = [&](const std::string& what, const char* pattern, double factor) {
+                return lab.cell(recipe.name, what + "/" + passes, pattern, factor);
             };
-            for (int passes : kShown) row(std::to_string(passes));
-            row("recorded");
-            lab.table(recipe.name + ", " + dtype +
-                          format(": soft rollouts of %.0f fed positions",
-                                 lab.median(recipe.name, "positions")),
-                      table);
-        }
+            table.row({passes, cell("keys", "%.2g", 100), cell("values", "%.2g", 100),
+                       cell("argmax", "%.1f", 100), cell("kl", "%.1e", 1),
+                       cell("logprob", "%.1e", 1), cell("prefix", "%.0f", 1)});
+        };
+        for (int passes : kShown) row(std::to_string(passes));
+        row("recorded");
+        lab.table(recipe.name + ", " + lab.machine().dtype +
+                      format(": soft rollouts of %.0f fed positions",
+                             lab.median(recipe.name, "positions")),
+                  table);
+    }
 }
 
 }  // namespace fbt::apps
