@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <thread>
 
@@ -244,7 +243,8 @@ void Experiment::train(const std::vector<Recipe>& recipes) {
             ++done;
             const std::string last = last_line(run.folder + ".log");
             if (run.code != kDone && run.code != kDiverged) {
-                if (failure.empty() && run.code != kStopped) {
+                // One that was stopped is no failure where we asked for it.
+                if (failure.empty() && !stop_.requested()) {
                     failure = run.folder + ".log: " + last;
                     failure_kind = kind_of(run.code);
                 }
@@ -281,11 +281,11 @@ std::vector<double> numbers(const std::vector<TrainedRun>& runs, const std::stri
     for (const TrainedRun& run : runs) {
         if (run.recipe != recipe) continue;
         diverged += run.diverged();
-        // A number that is not finite is null in JSON, and worse than any.
-        if (run.measured.contains(number))
-            out.push_back(run.measured[number].is_number()
-                              ? run.measured[number].get<double>()
-                              : std::numeric_limits<double>::infinity());
+        if (!run.measured.contains(number)) continue;
+        const json& value = run.measured[number];
+        const double x = value.is_number() ? value.get<double>() : NAN;
+        // What is not finite is worse than any number.
+        out.push_back(std::isfinite(x) ? x : std::numeric_limits<double>::infinity());
     }
     std::sort(out.begin(), out.end());
     return out;

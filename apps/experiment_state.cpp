@@ -69,37 +69,38 @@ void state_experiment(Experiment& lab) {
         for (const Tracked& t : kTracked)
             if (loaded.task == t.task) measure(lab, t, run, loaded);
     });
+    constexpr int kFactors[] = {1, 2, 4};
     for (const Tracked& t : kTracked) {
-        const std::string at = "/" + std::to_string(t.length);
-        Table losses({t.task, "L1", "L2", "L3"});
-        Table decoded({t.task, "standard 1x %", "soft 1x %", "standard 2x %", "soft 2x %",
-                       "standard 4x %", "soft 4x %"});
-        Table passes({t.task, "pass 1, 2x %", "pass 2, 2x %", "pass 3, 2x %", "pass 1, 4x %",
-                      "pass 2, 4x %", "pass 3, 4x %"});
+        std::vector<std::string> by_pass = {t.task}, by_mode = {t.task};
+        for (int factor : kFactors) {
+            for (int k = 1; k <= kPasses; ++k) by_pass.push_back(format("L%d, %dx", k, factor));
+            for (const char* mode : {"standard", "soft"})
+                by_mode.push_back(format("%s, %dx", mode, factor));
+        }
+        Table losses(by_pass), accuracies(by_pass), decoded(by_mode);
         for (const auto& [name, schedule] : kSchedules) {
             const std::string recipe = recipe_name(t, name);
-            std::vector<std::string> loss = {name}, decode = {name}, pass = {name};
-            for (int k = 1; k <= kPasses; ++k)
-                loss.push_back(lab.cell(recipe, "loss/pass_" + std::to_string(k) + at, "%.3f"));
-            for (int factor : {1, 2, 4})
-                for (const char* mode : {"standard/", "soft/"})
-                    decode.push_back(
-                        lab.cell(recipe, mode + std::to_string(factor * t.length), "%.0f", 100));
-            for (int factor : {2, 4})
-                for (int k = 1; k <= kPasses; ++k)
-                    pass.push_back(lab.cell(recipe,
-                                            "accuracy/pass_" + std::to_string(k) + "/" +
-                                                std::to_string(factor * t.length),
-                                            "%.0f", 100));
+            std::vector<std::string> loss = {name}, accuracy = {name}, decode = {name};
+            for (int factor : kFactors) {
+                const std::string at = "/" + std::to_string(factor * t.length);
+                for (int k = 1; k <= kPasses; ++k) {
+                    const std::string pass = "/pass_" + std::to_string(k) + at;
+                    loss.push_back(lab.cell(recipe, "loss" + pass, "%.3f"));
+                    accuracy.push_back(lab.cell(recipe, "accuracy" + pass, "%.0f", 100));
+                }
+                for (const char* mode : {"standard", "soft"})
+                    decode.push_back(lab.cell(recipe, mode + at, "%.0f", 100));
+            }
             losses.row(loss);
+            accuracies.row(accuracy);
             decoded.row(decode);
-            passes.row(pass);
         }
         const std::string heading =
             format("%s, trained at length %d for %d steps", t.task, t.length, t.steps);
-        lab.table(heading + ": validation loss of each pass at that length", losses);
-        lab.table(heading + ": right answers at the last position, decoded step by step", decoded);
-        lab.table(heading + ": right answers at all positions, in parallel passes", passes);
+        lab.table(heading + ": validation loss of each pass at 1, 2 and 4 times that length",
+                  losses);
+        lab.table(heading + ": right answers of each pass, % of all positions", accuracies);
+        lab.table(heading + ": right answers decoded step by step, % of last positions", decoded);
     }
 }
 
