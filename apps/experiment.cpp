@@ -156,6 +156,19 @@ void read_metrics(TrainedRun& run) {
 
 }  // namespace
 
+void TrainedRun::add(const model::core::PassResult& pass, const std::string& suffix) {
+    const auto put = [&](const char* name, double value) {
+        measured[name + ("/pass_" + std::to_string(pass.pass)) + suffix] = value;
+    };
+    put("loss", pass.loss);
+    put("accuracy", pass.accuracy);
+    put("last", pass.last);
+    if (!std::isnan(pass.unsettled)) put("unsettled", pass.unsettled);
+    if (!std::isnan(pass.change)) put("change", pass.change);
+    if (!std::isnan(pass.permuted)) put("permuted", pass.permuted);
+    if (!std::isnan(pass.mean)) put("mean", pass.mean);
+}
+
 Experiment::Experiment(Console& console, const Machine& machine, const ExperimentConfig& config,
                        const StopSignals& stop)
     : console_(console),

@@ -17,6 +17,7 @@
 #include "apps/command.h"
 #include "apps/run_folder.h"
 #include "apps/signals.h"
+#include "model/core/evaluate.h"
 
 namespace fbt::apps {
 
@@ -35,6 +36,9 @@ struct TrainedRun {
     double seconds = 0;       // that the updates took, in this call or an earlier one
     nlohmann::json measured;  // numbers by name, filled by the experiment
     bool diverged() const { return code == kDiverged; }
+    // Adds a pass's numbers: loss/pass_K, accuracy/pass_K, last/pass_K, and, where there are such,
+    // unsettled/pass_K, change/pass_K, permuted/pass_K and mean/pass_K; `suffix` ends every name.
+    void add(const model::core::PassResult& pass, const std::string& suffix = "");
 };
 
 struct ExperimentConfig {

@@ -1,7 +1,6 @@
 // Gates (the paper's figure 20): the three fusions of state and embedding on the same recipe.
 #include "apps/corpus.h"
 #include "apps/experiment.h"
-#include "model/core/evaluate.h"
 
 namespace fbt::apps {
 namespace {
@@ -22,14 +21,8 @@ void gates_experiment(Experiment& lab) {
         const Corpus corpus(lab.config().data, "");
         for (const core::PassResult& pass : core::evaluate(
                  *loaded.model, corpus.validation(loaded.lengths, run.seed, lab.size(256), 4096),
-                 kPasses, run.seed, true)) {
-            const std::string key = "/pass_" + std::to_string(pass.pass);
-            run.measured["loss" + key] = pass.loss;
-            if (pass.pass == 1) continue;
-            run.measured["change" + key] = pass.change;
-            run.measured["permuted" + key] = pass.permuted;
-            run.measured["mean" + key] = pass.mean;
-        }
+                 kPasses, run.seed, true))
+            run.add(pass);
         run.measured["gain"] =
             run.measured["loss/pass_1"].get<double>() - run.measured["loss/pass_3"].get<double>();
     });

@@ -5,7 +5,6 @@
 
 #include "apps/corpus.h"
 #include "apps/experiment.h"
-#include "model/core/evaluate.h"
 #include "model/core/probe.h"
 
 namespace fbt::apps {

@@ -6,7 +6,6 @@
 
 #include "apps/corpus.h"
 #include "apps/experiment.h"
-#include "model/core/evaluate.h"
 
 namespace fbt::apps {
 namespace {
@@ -65,14 +64,8 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
                                  int64_t(kSequences) * loaded.lengths.back());
     };
     for (const core::PassResult& pass :
-         core::evaluate(*loaded.model, batches(), kPasses, run.seed, true)) {
-        const std::string key = "/pass_" + std::to_string(pass.pass);
-        run.measured["loss" + key] = pass.loss;
-        if (pass.pass == 1) continue;
-        run.measured["permuted" + key] = pass.permuted;
-        run.measured["mean" + key] = pass.mean;
-        run.measured["change" + key] = pass.change;
-    }
+         core::evaluate(*loaded.model, batches(), kPasses, run.seed, true))
+        run.add(pass);
     const auto scales = [&](core::Model& model, const std::string& when) {
         const core::InputScales s = core::input_scales(model, *batches()());
         run.measured["plain/" + when] = s.plain;

@@ -1,9 +1,11 @@
 // Stability (the paper's figures 3 and 10): what a thousand passes do to the loss and to the
 // states, after schedules that trained with one, two or three passes. Passes beyond a sequence's
 // length compute nothing new, so the sequences are longer than the passes are many.
+#include <algorithm>
+#include <iterator>
+
 #include "apps/corpus.h"
 #include "apps/experiment.h"
-#include "model/core/evaluate.h"
 
 namespace fbt::apps {
 namespace {
@@ -30,12 +32,9 @@ void stability_experiment(Experiment& lab) {
         const Corpus corpus(lab.config().data, "");
         for (const core::PassResult& pass : core::evaluate(
                  *loaded.model, corpus.validation({kLength}, run.seed, kSequences, kLength),
-                 lab.size(kPasses), run.seed, false)) {
-            const std::string key = "/pass_" + std::to_string(pass.pass);
-            run.measured["loss" + key] = pass.loss;
-            run.measured["unsettled" + key] = pass.unsettled;
-            if (pass.pass > 1) run.measured["change" + key] = pass.change;
-        }
+                 lab.size(kPasses), run.seed, false))
+            if (std::find(std::begin(kShown), std::end(kShown), pass.pass) != std::end(kShown))
+                run.add(pass);
     });
     const auto table = [&](const std::string& title, const std::string& what, const char* pattern) {
         std::vector<std::string> heading = {"pass"};

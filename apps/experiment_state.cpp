@@ -3,7 +3,6 @@
 // position.
 #include "apps/corpus.h"
 #include "apps/experiment.h"
-#include "model/core/evaluate.h"
 
 namespace fbt::apps {
 namespace {
@@ -38,12 +37,8 @@ void measure(Experiment& lab, const Tracked& tracked, TrainedRun& run, const Loa
             return corpus.validation({length}, run.seed, lab.size(kSequences), kSequences * length);
         };
         for (const core::PassResult& pass :
-             core::evaluate(*loaded.model, batches(), kPasses, run.seed, false)) {
-            const std::string key = "/pass_" + std::to_string(pass.pass) + at;
-            run.measured["loss" + key] = pass.loss;
-            run.measured["accuracy" + key] = pass.accuracy;
-            run.measured["last" + key] = pass.last;
-        }
+             core::evaluate(*loaded.model, batches(), kPasses, run.seed, false))
+            run.add(pass, at);
         for (core::Mode mode : {core::Mode::standard, core::Mode::soft}) {
             const core::Accuracy accuracy = core::decode_accuracy(*loaded.model, batches(), mode);
             run.measured[core::to_string(mode) + at] = accuracy.last;
