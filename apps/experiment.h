@@ -37,6 +37,8 @@ struct TrainedRun {
     bool diverged() const { return code == kDiverged; }
 };
 
+constexpr int64_t kQuickSteps = 20;
+
 struct ExperimentConfig {
     std::string name, data, out;
     int seeds = 3;
@@ -68,6 +70,8 @@ class Experiment {
     // The same numbers' median alone; NaN where there is none.
     double median(const std::string& recipe, const std::string& number) const;
 
+    // A training's steps: so many, or a few where the experiment is quick.
+    int64_t steps(int64_t full) const { return config_.quick ? std::min(full, kQuickSteps) : full; }
     // A measurement's size: so many sequences or passes, or a few where the experiment is quick.
     int size(int full) const { return config_.quick ? std::min(full, 16) : full; }
 

@@ -72,6 +72,15 @@ void measure(Experiment& lab, TrainedRun& run, core::Model& model) {
 }  // namespace
 
 void replay_experiment(Experiment& lab) {
+    const int first =
+        Corpus(lab.config().data, "").validation({kPrompt}, 1, 1, kPrompt)()->lengths.at(0);
+    if (first < kPrompt)
+        throw tensor::Error(tensor::ErrorKind::usage,
+                            "the prompt is the first " + std::to_string(kPrompt) +
+                                " tokens of validation, but its first sequence has " +
+                                std::to_string(first) +
+                                ": the experiment replay needs longer "
+                                "documents");
     std::vector<Recipe> recipes = {three_pass_recipe(core::Fusion::gated_product),
                                    text_recipe("text-80-3-20-5", "80:3,20:5")};
     for (Recipe& recipe : paper_schedules())

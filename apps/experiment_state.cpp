@@ -95,8 +95,8 @@ void state_experiment(Experiment& lab) {
             decoded.row(decode);
             passes.row(pass);
         }
-        const std::string heading =
-            format("%s, trained at length %d for %d steps", t.task, t.length, t.steps);
+        const std::string heading = format("%s, trained at length %d for %lld steps", t.task,
+                                           t.length, static_cast<long long>(lab.steps(t.steps)));
         lab.table(heading + ": validation loss of each pass at that length", losses);
         lab.table(heading + ": right answers at the last position, decoded step by step", decoded);
         lab.table(heading + ": right answers at all positions, in parallel passes", passes);
