@@ -15,6 +15,7 @@
 #include <memory>
 #include <thread>
 
+#include "apps/corpus.h"
 #include "model/core/checkpoint.h"
 #include "tensor/file.h"
 
@@ -25,8 +26,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using tensor::Error;
 using tensor::ErrorKind;
-
-constexpr int64_t kQuickSteps = 20;
 
 // Thrown by check_stop(); run() turns it into the exit code of a stopped command.
 struct Stopped {};
@@ -77,26 +76,36 @@ class Child {
         std::vector<char*> argv;
         for (std::string& text : texts) argv.push_back(text.data());
         argv.push_back(nullptr);
+        signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how a child ended
         const int input = open("/dev/null", O_RDONLY | O_CLOEXEC);
         const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
         if (output < 0)
             throw Error(ErrorKind::environment,
                         "cannot write " + log + ": " + std::generic_category().message(errno));
         const pid_t parent = getpid();
+        // Our handlers would swallow a request to stop that comes between fork and exec.
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
         process_ = fork();
         if (process_ == 0) {
             // Between fork and exec only system calls are safe. A group of its own keeps the
             // terminal's Ctrl-C from reaching it twice.
+            for (int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, SIG_DFL);
             setpgid(0, 0);
             prctl(PR_SET_PDEATHSIG, SIGTERM);
+            sigprocmask(SIG_SETMASK, &before, nullptr);
             if (getppid() != parent) _exit(kStopped);
             dup2(input, 0);
             dup2(output, 1);
             dup2(output, 2);
             execv(program.c_str(), argv.data());
+            constexpr char kText[] = "fbt: the program that trains cannot be started\n";
+            [[maybe_unused]] const ssize_t written = write(2, kText, sizeof kText - 1);
             _exit(kEnvironment);
         }
         const int error = errno;
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
         close(input);
         close(output);
         if (process_ < 0)
@@ -113,8 +122,11 @@ class Child {
 
     bool running() {
         int status = 0;
-        if (code_ < 0 && waitpid(process_, &status, WNOHANG) == process_)
+        if (code_ < 0 && waitpid(process_, &status, WNOHANG) == process_) {
             code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+            // Before it has begun it has nothing to save, and our request just ends it.
+            if (asked_ && code_ == 128 + SIGTERM) code_ = kStopped;
+        }
         return code_ < 0;
     }
     int code() const { return code_; }
@@ -189,7 +201,7 @@ std::vector<std::string> Experiment::command_of(const Recipe& recipe, const Trai
         c.insert(c.end(), {flag, value});
     };
     if (!config_.data.empty()) add("--data", config_.data);
-    add("--steps", std::to_string(config_.quick ? kQuickSteps : recipe.steps));
+    add("--steps", std::to_string(steps(recipe.steps)));
     add("--seed", std::to_string(run.seed));
     add("--device", machine_.device);
     add("--dtype", machine_.dtype);
@@ -256,9 +268,14 @@ void Experiment::train(const std::vector<Recipe>& recipes) {
             ++done;
             const std::string last = last_line(run.folder + ".log");
             if (run.code != kDone && run.code != kDiverged) {
-                // One that was stopped is no failure where we asked for it.
-                if (failure.empty() && !stop_.requested()) {
-                    failure = run.folder + ".log: " + last;
+                // Who stops one training alone stops the experiment: half a run is not measured.
+                if (failure.empty() && !(run.code == kStopped && stop_.requested())) {
+                    failure =
+                        run.folder + ".log: " +
+                        (run.code > 128 ? "ended by signal " + std::to_string(run.code - 128) +
+                                              "; its last line is: "
+                                        : "") +
+                        last;
                     failure_kind = kind_of(run.code);
                 }
                 continue;
@@ -295,10 +312,10 @@ std::vector<double> numbers(const std::vector<TrainedRun>& runs, const std::stri
         if (run.recipe != recipe) continue;
         diverged += run.diverged();
         if (!run.measured.contains(number)) continue;
-        const json& value = run.measured[number];
-        const double x = value.is_number() ? value.get<double>() : NAN;
-        // What is not finite is worse than any number.
-        out.push_back(std::isfinite(x) ? x : std::numeric_limits<double>::infinity());
+        // A number that is not finite, or is null as such numbers are in files, is worse than any.
+        const json& x = run.measured[number];
+        const bool finite = x.is_number() && std::isfinite(x.get<double>());
+        out.push_back(finite ? x.get<double>() : std::numeric_limits<double>::infinity());
     }
     std::sort(out.begin(), out.end());
     return out;
@@ -328,7 +345,7 @@ std::string Experiment::cell(const std::string& recipe, const std::string& numbe
     if (!sorted.empty()) text = shown(middle(sorted));
     const std::string low = sorted.empty() ? "" : shown(sorted.front());
     const std::string high = sorted.empty() ? "" : shown(sorted.back());
-    if (low != high) text += " (" + low + "-" + high + ")";
+    if (low != high) text += " (" + low + " to " + high + ")";
     if (diverged > 0) text += " " + std::to_string(diverged) + " diverged";
     return text;
 }
@@ -385,6 +402,10 @@ Recipe text_recipe(const std::string& name, const std::string& schedule,
     return recipe;
 }
 
+std::string without_text(const std::string& recipe) {
+    return recipe.starts_with("text-") ? recipe.substr(5) : recipe;
+}
+
 Recipe three_pass_recipe(model::core::Fusion fusion) {
     return text_recipe("text-3-pass-" + model::core::to_string(fusion), "1:3",
                        {"--fusion", model::core::to_string(fusion)});
@@ -428,6 +449,11 @@ struct Command {
             throw Error(ErrorKind::usage,
                         "the experiment " + config.name + " generates its data: leave --data out");
         machine.checked_dtype();
+        // Losses over nothing would all be 0.
+        if (known->text && !Corpus(config.data, "").validation({2}, 1, 1, 2)())
+            throw Error(ErrorKind::usage, "the experiment " + config.name +
+                                              " measures on validation data, and " + config.data +
+                                              " has none");
         std::error_code error;
         fs::create_directories(config.out, error);
         if (error)

@@ -41,6 +41,8 @@ struct TrainedRun {
     void add(const model::core::PassResult& pass, const std::string& suffix = "");
 };
 
+constexpr int64_t kQuickSteps = 20;
+
 struct ExperimentConfig {
     std::string name, data, out;
     int seeds = 3;
@@ -64,14 +66,16 @@ class Experiment {
     void measure(const std::function<void(TrainedRun& run, const Loaded& loaded)>& measure);
 
     const std::vector<TrainedRun>& runs() const { return runs_; }
-    // "1.234 (1.230-1.250)": a number of every seed's run of the recipe, its median, its lowest and
-    // highest; times `factor`. Seeds that diverged are named, and so are numbers that are not
+    // "1.234 (1.230 to 1.250)": a number of every seed's run of the recipe, its median, its lowest
+    // and highest; times `factor`. Seeds that diverged are named, and so are numbers that are not
     // there.
     std::string cell(const std::string& recipe, const std::string& number, const char* pattern,
                      double factor = 1) const;
     // The same numbers' median alone; NaN where there is none.
     double median(const std::string& recipe, const std::string& number) const;
 
+    // A training's steps: so many, or a few where the experiment is quick.
+    int64_t steps(int64_t full) const { return config_.quick ? std::min(full, kQuickSteps) : full; }
     // A measurement's size: so many sequences or passes, or a few where the experiment is quick.
     int size(int full) const { return config_.quick ? std::min(full, 16) : full; }
 
@@ -100,6 +104,8 @@ class Experiment {
 // the checkpoint of step 750 stays.
 Recipe text_recipe(const std::string& name, const std::string& schedule,
                    const std::vector<std::string>& more = {}, int64_t steps = 1000);
+// A text recipe's name in a table of text recipes.
+std::string without_text(const std::string& recipe);
 // The four schedules of the paper's figures that the experiments stability and schedules share.
 std::vector<Recipe> paper_schedules();
 // Three passes from the first step, with one of the three fusions: gates and replay share them.

@@ -94,9 +94,9 @@ void probing_experiment(Experiment& lab) {
                                        "%.0f", 100));
             table.row(row);
         }
-        lab.table(format("%s, trained for %d steps: right answers of a linear probe at the query, "
-                         "%%; chance is 50",
-                         p.task, p.steps),
+        lab.table(format("%s, trained for %lld steps: right answers of a linear probe at the "
+                         "query, %%; chance is 50",
+                         p.task, static_cast<long long>(lab.steps(p.steps))),
                   table);
     }
 }

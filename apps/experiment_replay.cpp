@@ -72,6 +72,15 @@ void measure(Experiment& lab, TrainedRun& run, core::Model& model) {
 }  // namespace
 
 void replay_experiment(Experiment& lab) {
+    const int first =
+        Corpus(lab.config().data, "").validation({kPrompt}, 1, 1, kPrompt)()->lengths.at(0);
+    if (first < kPrompt)
+        throw tensor::Error(tensor::ErrorKind::usage,
+                            "the prompt is the first " + std::to_string(kPrompt) +
+                                " tokens of validation, but its first sequence has " +
+                                std::to_string(first) +
+                                ": the experiment replay needs longer "
+                                "documents");
     std::vector<Recipe> recipes = {three_pass_recipe(core::Fusion::gated_product),
                                    text_recipe("text-80-3-20-5", "80:3,20:5")};
     for (Recipe& recipe : paper_schedules())
@@ -91,7 +100,7 @@ void replay_experiment(Experiment& lab) {
         };
         for (int passes : kShown) row(std::to_string(passes));
         row("recorded");
-        lab.table(recipe.name + ", " + lab.machine().dtype +
+        lab.table(without_text(recipe.name) + ", " + lab.machine().dtype +
                       format(": soft rollouts of %.0f fed positions",
                              lab.median(recipe.name, "positions")),
                   table);

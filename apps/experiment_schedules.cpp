@@ -97,20 +97,21 @@ void schedules_experiment(Experiment& lab) {
                   "e (x) h, end", "cosine, end"});
     for (const Recipe& recipe : all) {
         const std::string& name = recipe.name;
-        std::vector<std::string> gap = {name}, loss = {name};
+        const std::string shown = without_text(name);
+        std::vector<std::string> gap = {shown}, loss = {shown};
         for (int percent : kShown) {
             gap.push_back(lab.cell(name, "gap/" + std::to_string(percent), "%+.3f"));
             loss.push_back(lab.cell(name, "L1/" + std::to_string(percent), "%.3f"));
         }
         gaps.row(gap);
         first.row(loss);
-        std::vector<std::string> end = {name};
+        std::vector<std::string> end = {shown};
         for (int k : {1, 2, 3, kPasses})
             end.push_back(lab.cell(name, "loss/pass_" + std::to_string(k), "%.3f"));
         for (const char* what : {"permuted", "mean"})
             end.push_back(lab.cell(name, what + std::string("/pass_2"), "%.2f"));
         ends.row(end);
-        scales.row({name, lab.cell(name, "plain/switch", "%.3f"),
+        scales.row({shown, lab.cell(name, "plain/switch", "%.3f"),
                     lab.cell(name, "fused/switch", "%.3f"), lab.cell(name, "cosine/switch", "%.2f"),
                     lab.cell(name, "plain/end", "%.3f"), lab.cell(name, "fused/end", "%.3f"),
                     lab.cell(name, "cosine/end", "%.2f")});

@@ -38,7 +38,7 @@ void stability_experiment(Experiment& lab) {
     });
     const auto table = [&](const std::string& title, const std::string& what, const char* pattern) {
         std::vector<std::string> heading = {"pass"};
-        for (const Recipe& recipe : recipes) heading.push_back(recipe.name);
+        for (const Recipe& recipe : recipes) heading.push_back(without_text(recipe.name));
         Table out(heading);
         for (int k : kShown) {
             std::vector<std::string> row = {std::to_string(k)};

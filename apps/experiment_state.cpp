@@ -90,8 +90,8 @@ void state_experiment(Experiment& lab) {
             accuracies.row(accuracy);
             decoded.row(decode);
         }
-        const std::string heading =
-            format("%s, trained at length %d for %d steps", t.task, t.length, t.steps);
+        const std::string heading = format("%s, trained at length %d for %lld steps", t.task,
+                                           t.length, static_cast<long long>(lab.steps(t.steps)));
         lab.table(heading + ": validation loss of each pass at 1, 2 and 4 times that length",
                   losses);
         lab.table(heading + ": right answers of each pass, % of all positions", accuracies);

@@ -433,7 +433,8 @@ int Train::run() {
         throw Error(ErrorKind::usage,
                     "--tokens-per-step is " + std::to_string(train_.tokens_per_step) +
                         ", but there are sequences of " + std::to_string(longest) +
-                        " tokens; raise it, or lower the --context");
+                        " tokens; raise it, or lower the " +
+                        (corpus.is_text() ? "--context" : "--length"));
     const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
     // The device before the folder: where it cannot do what is asked, nothing is left behind.
     tensor::Context context = machine_.context();

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <thread>
 
 #include "tests/apps/program.h"
 
@@ -57,8 +60,8 @@ TEST(Experiment, EverySeedIsTrainedMeasuredAndReported) {
         EXPECT_TRUE(fs::exists(run.folder + "/metrics.jsonl"));
         EXPECT_NE(run.command.find("--seed " + std::to_string(run.seed)), std::string::npos);
     }
-    EXPECT_EQ(lab.cell("a", "x", "%.1f"), "2.0 (1.5-2.5)");
-    EXPECT_EQ(lab.cell("a", "x", "%.0f", 10), "20 (15-25)");
+    EXPECT_EQ(lab.cell("a", "x", "%.1f"), "2.0 (1.5 to 2.5)");
+    EXPECT_EQ(lab.cell("a", "x", "%.0f", 10), "20 (15 to 25)");
     EXPECT_EQ(lab.cell("a", "y", "%.1f"), "-");
     EXPECT_EQ(lab.median("b", "x"), 2.0);
     EXPECT_TRUE(std::isnan(lab.median("b", "y")));
@@ -72,7 +75,7 @@ TEST(Experiment, EverySeedIsTrainedMeasuredAndReported) {
     EXPECT_EQ(document["runs"][0]["measured"]["x"], 1.5);
     EXPECT_NE(get(l.config.out + "/test.md")
                   .find("A table\n\n| recipe | \\|x\\| |\n|---|---|\n"
-                        "| a | 2.0 (1.5-2.5) |\n"),
+                        "| a | 2.0 (1.5 to 2.5) |\n"),
               std::string::npos);
 }
 
@@ -118,20 +121,90 @@ TEST(Experiment, FinishedTrainingsAreKeptAndOthersMustAgree) {
 TEST(Experiment, DivergedTrainingsAreRows) {
     Laboratory l;
     Experiment lab(l.console, l.machine, l.config, l.stop);
-    lab.train({l.tiny("wild", 50,
-                      {"--learning-rate", "1e30", "--warmup", "0", "--max-skipped", "2",
-                       "--clip-norm", "0"}),
-               l.tiny("tame", 3)});
+    const Recipe wild = l.tiny(
+        "wild", 50,
+        {"--learning-rate", "1e30", "--warmup", "0", "--max-skipped", "2", "--clip-norm", "0"});
+    lab.train({wild, l.tiny("tame", 3)});
     lab.measure([](apps::TrainedRun& run, const apps::Loaded&) {
         EXPECT_EQ(run.recipe, "tame");
         run.measured["x"] = run.seed == 1 ? json(1.0) : json(std::nan(""));
     });
     EXPECT_EQ(lab.cell("wild", "x", "%.1f"), "- 2 diverged");
-    EXPECT_EQ(lab.cell("tame", "x", "%.1f"), "inf (1.0-inf)");
+    // Asked again, it diverges again.
+    Experiment again(l.console, l.machine, l.config, l.stop);
+    again.train({wild});
+    for (size_t seed : {0, 1}) {
+        EXPECT_TRUE(again.runs().at(seed).diverged());
+        EXPECT_EQ(again.runs().at(seed).steps, lab.runs().at(2 * seed).steps);
+    }
+    EXPECT_EQ(lab.cell("tame", "x", "%.1f"), "inf (1.0 to inf)");
     lab.finish();
     const json document = json::parse(get(l.config.out + "/test.json"));
     EXPECT_TRUE(document["runs"][0]["diverged"].get<bool>());
     EXPECT_FALSE(document["runs"][1]["diverged"].get<bool>());
+}
+
+// Wherever among the seeds they are: sorting by < alone would leave NaN where it was.
+TEST(Experiment, NumbersThatAreNotFiniteAreTheWorst) {
+    Laboratory l;
+    l.config.seeds = 3;
+    for (uint64_t bad = 1; bad <= 3; ++bad)
+        for (const json& value : {json(std::nan("")), json(), json(HUGE_VAL)}) {
+            Experiment lab(l.console, l.machine, l.config, l.stop);
+            lab.train({l.tiny("a", 1)});
+            lab.measure([&](apps::TrainedRun& run, const apps::Loaded&) {
+                run.measured["x"] = run.seed == bad ? value : json(double(run.seed));
+            });
+            const std::string low = bad == 1 ? "2" : "1", middle = bad == 3 ? "2" : "3";
+            EXPECT_EQ(lab.cell("a", "x", "%.0f"), middle + " (" + low + " to inf)") << bad << value;
+        }
+}
+
+// A training that ends otherwise than done or diverged ends the experiment, and is not measured.
+TEST(Experiment, TrainingsThatFailEndIt) {
+    Laboratory l;
+    l.config.program = l.place / "program";
+    const auto train = [&](const std::string& script) {
+        put(l.config.program, "#!/bin/sh\n" + script);
+        fs::permissions(l.config.program, fs::perms::owner_all);
+        Experiment(l.console, l.machine, l.config, l.stop).train({l.tiny("a", 3)});
+    };
+    using Kind = tensor::ErrorKind;
+    EXPECT_TRUE(throws(Kind::usage, {"a/seed_", ".log: a b"}, [&] { train("echo a b; exit 2"); }));
+    EXPECT_TRUE(throws(Kind::environment, {".log: full"}, [&] { train("echo full; exit 5"); }));
+    EXPECT_TRUE(throws(Kind::bad_file, {".log: torn"}, [&] { train("echo torn; exit 4"); }));
+    EXPECT_TRUE(throws(Kind::environment, {"ended by signal 9", "step 3"},
+                       [&] { train("echo step 3; kill -9 $$"); }));
+    // By somebody else: nobody asked the experiment to stop.
+    EXPECT_TRUE(throws(Kind::environment, {".log: saved"}, [&] { train("echo saved; exit 75"); }));
+    EXPECT_TRUE(throws(Kind::environment, {"ended by signal 15"}, [&] { train("kill $$"); }));
+    l.config.program = l.place / "none";
+    EXPECT_TRUE(throws(Kind::environment, {"cannot be started"}, [&] {
+        Experiment(l.console, l.machine, l.config, l.stop).train({l.tiny("a", 3)});
+    }));
+}
+
+// The signal that is passed on finds trainings that do not handle it yet.
+TEST(Experiment, AStopBeforeATrainingHasBegunIsNoFailure) {
+    Laboratory l;
+    l.config.program = l.place / "program";
+    put(l.config.program, "#!/bin/sh\nexec sleep 50\n");
+    fs::permissions(l.config.program, fs::perms::owner_all);
+    Experiment lab(l.console, l.machine, l.config, l.stop);
+    std::thread signaller([&] {
+        EXPECT_TRUE(eventually([&] { return fs::exists(l.config.out + "/runs/a/seed_2.log"); }));
+        kill(getpid(), SIGTERM);
+    });
+    std::string error = "no error";
+    try {
+        lab.train({l.tiny("a", 3)});
+    } catch (const std::exception& e) {
+        error = e.what();
+    } catch (...) {  // what check_stop() throws is the experiments' own
+        error = "";
+    }
+    signaller.join();
+    EXPECT_EQ(error, "");
 }
 
 TEST(Experiment, ACommandSaysWhatItWrote) {
@@ -148,6 +221,8 @@ TEST(Experiment, ACommandSaysWhatItWrote) {
         EXPECT_GT(loss, 0);
         EXPECT_LT(loss, 10);
         EXPECT_TRUE(run["measured"]["permuted/pass_3"].is_number());
+        EXPECT_EQ(run["measured"]["gain"],
+                  double(run["measured"]["loss/pass_1"]) - double(run["measured"]["loss/pass_3"]));
     }
     EXPECT_EQ(json::parse(get(w / "out/gates.json")), document);
     EXPECT_NE(get(w / "out/gates.md").find("| concat_projection |"), std::string::npos);
@@ -185,6 +260,110 @@ TEST(Experiment, StoppedItSavesAndGoesOn) {
     const Result resumed = fbt({"train", "--out", first, "--resume", "--stop-after", "1"});
     ASSERT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_NE(resumed.out.find("is that far already"), std::string::npos) << resumed.out;
+}
+
+// The system asks the trainings of an experiment that is killed to stop.
+TEST(Experiment, KilledItsTrainingsSaveAndLeave) {
+    const Workplace w;
+    Program program({"experiment", "state", "--out", w / "out", "--seeds", "1", "--threads", "2"});
+    const std::string first = w / "out/runs/parity-standard/seed_1";
+    ASSERT_TRUE(eventually([&] { return fs::exists(first + "/metrics.jsonl"); })) << program.err();
+    program.signal(SIGKILL);
+    EXPECT_EQ(program.wait(), 128 + SIGKILL);
+    EXPECT_TRUE(eventually([&] {
+        return get(first + ".log").find("stopped by a signal; saved") != std::string::npos;
+    })) << get(first + ".log");
+}
+
+// The cells of the row of a report's first table with this title that begins with this name.
+std::vector<std::string> cells_of(const std::string& report, const std::string& title,
+                                  const std::string& name) {
+    const std::string begin = "\n| " + name + " |";
+    std::vector<std::string> cells;
+    const size_t table = report.find(title);
+    const size_t row = table == std::string::npos ? table : report.find(begin, table);
+    if (row == std::string::npos) return cells;
+    std::istringstream in(
+        report.substr(row + begin.size(), report.find('\n', row + 1) - row - begin.size()));
+    for (std::string cell; std::getline(in, cell, '|');)
+        cells.push_back(cell.substr(1, cell.size() - 2));
+    return cells;
+}
+
+TEST(Experiment, StateMeasuresWhatEvalDoes) {
+    const Workplace w;
+    const Result result = fbt({"experiment", "state", "--out", w / "out", "--seeds", "1", "--quick",
+                               "--threads", "2", "--json"});
+    ASSERT_EQ(result.code, 0) << result.err;
+    const std::string report = get(w / "out/state.md");
+    EXPECT_NE(report.find("swap-s5, trained at length 12 for 20 steps"), std::string::npos);
+    const json document = json::parse(result.out);
+    struct Checked {
+        std::string task, name;
+        int length;
+    };
+    for (const auto& [task, name, length] :
+         {Checked{"parity", "3-pass", 16}, Checked{"mod-sum", "standard", 12}}) {
+        const std::string recipe = task + "-" + name;
+        const auto found = std::find_if(document["runs"].begin(), document["runs"].end(),
+                                        [&](const json& r) { return r["recipe"] == recipe; });
+        ASSERT_NE(found, document["runs"].end());
+        const json& run = *found;
+        const json& m = run["measured"];
+        std::vector<std::string> losses, decoded, passes;
+        for (int factor : {1, 2, 4}) {
+            const std::string at = "/" + std::to_string(factor * length);
+            const Result eval =
+                fbt({"eval", "--checkpoint", run["folder"], "--context", at.substr(1), "--lengths",
+                     at.substr(1), "--sequences", "16", "--threads", "1", "--json"});
+            ASSERT_EQ(eval.code, 0) << eval.err;
+            const json expected = json::parse(eval.out);
+            for (const json& pass : expected["passes"]) {
+                const std::string key = "/pass_" + pass["pass"].dump() + at;
+                EXPECT_EQ(m["loss" + key], pass["loss"]) << recipe << key;
+                EXPECT_EQ(m["accuracy" + key], pass["accuracy"]) << recipe << key;
+                losses.push_back(apps::format("%.3f", double(pass["loss"])));
+                passes.push_back(apps::format("%.0f", 100 * double(pass["accuracy"])));
+            }
+            for (const json& row : expected["lengths"]) {
+                const std::string mode = row["mode"];
+                EXPECT_EQ(m[mode + at], row["accuracy_last"]) << recipe << mode << at;
+                EXPECT_EQ(m[mode + "_all" + at], row["accuracy"]) << recipe << mode << at;
+                decoded.push_back(apps::format("%.0f", 100 * double(row["accuracy_last"])));
+            }
+        }
+        const std::string title = task + ", trained at length " + std::to_string(length);
+        EXPECT_EQ(cells_of(report, title + " for 20 steps: validation", name), losses);
+        EXPECT_EQ(cells_of(report, title + " for 20 steps: right answers decoded", name), decoded);
+        EXPECT_EQ(cells_of(report, title + " for 20 steps: right answers of each pass", name),
+                  passes);
+    }
+}
+
+TEST(Experiment, DataThatCannotBeMeasuredAreRefusedBeforeTraining) {
+    const Workplace w;
+    put(w / "short.jsonl", [] {
+        std::string lines;
+        for (int i = 0; i < 100; ++i) lines += "{\"text\": \"fourteen bytes\"}\n";
+        return lines;
+    }());
+    ASSERT_EQ(
+        fbt({"data", "--input", w / "short.jsonl", "--tokenizer", "bytes", "--out", w / "short"})
+            .code,
+        0);
+    const std::string out = w / "out";
+    const auto experiment = [&](const char* name, const std::string& data) {
+        return fbt({"experiment", name, "--out", out, "--data", data, "--quick", "--seeds", "1"});
+    };
+    EXPECT_TRUE(failed(experiment("replay", w / "short"), 2, {"first 16 tokens", "longer"}));
+    // Without a validation split.
+    json meta = json::parse(get(w / "data/meta.json"));
+    meta["val_tokens"] = meta["val_text_bytes"] = 0;
+    put(w / "data/meta.json", meta.dump());
+    fs::remove(w / "data/val_000000.bin");
+    for (const char* name : {"stability", "replay", "gates", "schedules"})
+        EXPECT_TRUE(failed(experiment(name, w / "data"), 2, {"validation data", "has none"}));
+    EXPECT_FALSE(fs::exists(out + "/runs"));
 }
 
 TEST(Experiment, BadArgumentsAreNamed) {
