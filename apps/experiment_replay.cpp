@@ -94,7 +94,7 @@ void replay_experiment(Experiment& lab) {
             const auto cell = [&](const std::string& what, const char* pattern, double factor) {
                 return lab.cell(recipe.name, what + "/" + passes, pattern, factor);
             };
-            table.row({passes, cell("keys", "%.2g", 100), cell("values", "%.2g", 100),
+            table.row({passes, cell("keys", "%.3g", 100), cell("values", "%.3g", 100),
                        cell("argmax", "%.1f", 100), cell("kl", "%.1e", 1),
                        cell("logprob", "%.1e", 1), cell("prefix", "%.0f", 1)});
         };

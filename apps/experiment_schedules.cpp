@@ -1,5 +1,5 @@
 // Schedules and debugging (the paper's figure 18): the losses of passes 1 and 2 over a training,
-// from before feedback is switched on, and what mends a late switch.
+// from before feedback is at_750 on, and what mends a late switch.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -73,9 +73,9 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded) {
         run.measured["cosine/" + when] = s.cosine;
     };
     scales(*loaded.model, "end");
-    const std::string switched = run.folder + "/step_00000750";
-    if (std::filesystem::exists(switched))
-        scales(*load(switched, lab.context(), loaded.model->dtype()).model, "switch");
+    const std::string at_750 = run.folder + "/step_00000750";
+    if (std::filesystem::exists(at_750))
+        scales(*load(at_750, lab.context(), loaded.model->dtype()).model, "750");
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void schedules_experiment(Experiment& lab) {
     for (int percent : kShown) heading.push_back(std::to_string(percent) + " %");
     Table gaps(heading), first(heading);
     Table ends({"schedule", "L1", "L2", "L3", "L5", "L2, permuted", "L2, mean"});
-    Table scales({"schedule", "e, switch", "e (x) h, switch", "cosine, switch", "e, end",
+    Table scales({"schedule", "e, 750 steps", "e (x) h, 750 steps", "cosine, 750 steps", "e, end",
                   "e (x) h, end", "cosine, end"});
     for (const Recipe& recipe : all) {
         const std::string& name = recipe.name;
@@ -111,10 +111,9 @@ void schedules_experiment(Experiment& lab) {
         for (const char* what : {"permuted", "mean"})
             end.push_back(lab.cell(name, what + std::string("/pass_2"), "%.2f"));
         ends.row(end);
-        scales.row({shown, lab.cell(name, "plain/switch", "%.3f"),
-                    lab.cell(name, "fused/switch", "%.3f"), lab.cell(name, "cosine/switch", "%.2f"),
-                    lab.cell(name, "plain/end", "%.3f"), lab.cell(name, "fused/end", "%.3f"),
-                    lab.cell(name, "cosine/end", "%.2f")});
+        scales.row({shown, lab.cell(name, "plain/750", "%.3f"), lab.cell(name, "fused/750", "%.3f"),
+                    lab.cell(name, "cosine/750", "%.2f"), lab.cell(name, "plain/end", "%.3f"),
+                    lab.cell(name, "fused/end", "%.3f"), lab.cell(name, "cosine/end", "%.2f")});
     }
     lab.table("L2 - L1 on validation after this share of the steps", gaps);
     lab.table("L1 on validation after this share of the steps", first);
