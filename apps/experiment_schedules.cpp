@@ -1,5 +1,5 @@
 // Schedules and debugging (the paper's figure 18): the losses of passes 1 and 2 over a training,
-// from before feedback is at_750 on, and what mends a late switch.
+// from before feedback is switched on, and what mends a late switch.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
