@@ -22,8 +22,8 @@ struct TrainConfig {
     bool mixin = true;
     double learning_rate = 1e-3;
     double fusion_rate = 1;  // what the fusion's matrices multiply the learning rate by
-    int64_t warmup = 50;  // steps
-    double decay = 0.25;  // fraction of the steps at the end
+    int64_t warmup = 50;     // steps
+    double decay = 0.25;     // fraction of the steps at the end
     nn::AdamWConfig adamw;
     uint64_t seed = 1;
     int64_t memory_budget = 0;  // bytes; 0: none. Recomputation is used when it would not hold.
