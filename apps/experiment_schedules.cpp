@@ -32,24 +32,23 @@ std::vector<Recipe> mends() {
 }
 
 // The evaluations of the training itself: L1/P to L3/P and gap/P = L2 - L1 after P percent of the
-// steps, and every row as "curve".
+// steps, and all of them as "curve", rows of [step, L1, L2, L3].
 void read_curve(TrainedRun& run) {
     std::ifstream in(run.folder + "/metrics.jsonl");
     json curve = json::array();
     std::string line;
     while (std::getline(in, line)) {
         const json row = json::parse(line, nullptr, false);
-        if (row.is_object() && row.contains("val/pass_1")) curve.push_back(row);
+        if (row.is_object() && row.contains("step") && row.contains("val/pass_3"))
+            curve.push_back({row["step"], row["val/pass_1"], row["val/pass_2"], row["val/pass_3"]});
     }
     for (int percent : kShown)
         for (const json& row : curve) {
-            if (row["step"].get<int64_t>() * 100 < percent * run.steps) continue;
+            if (row[0].get<int64_t>() * 100 < percent * run.steps) continue;
             const std::string at = "/" + std::to_string(percent);
-            for (int k = 1; row.contains("val/pass_" + std::to_string(k)); ++k)
-                run.measured["L" + std::to_string(k) + at] = row["val/pass_" + std::to_string(k)];
-            const json &one = row["val/pass_1"], &two = row["val/pass_2"];
-            run.measured["gap" + at] = one.is_number() && two.is_number()
-                                           ? json(two.get<double>() - one.get<double>())
+            for (size_t k = 1; k <= 3; ++k) run.measured["L" + std::to_string(k) + at] = row[k];
+            run.measured["gap" + at] = row[1].is_number() && row[2].is_number()
+                                           ? json(row[2].get<double>() - row[1].get<double>())
                                            : json();
             break;
         }
