@@ -44,7 +44,8 @@ struct Known {
 constexpr Known kExperiments[] = {
     {"state", "state tracking: one, two, three, scheduled and random passes", false,
      state_experiment},
-    {"stability", "1 to 1,000 passes after four schedules", true, stability_experiment},
+    {"stability", "1 to 1,000 passes after the paper's schedules and two more", true,
+     stability_experiment},
     {"replay", "errors of replay against passes, and from recorded states", true,
      replay_experiment},
     {"gates", "the three fusions on one recipe", true, gates_experiment},
@@ -454,6 +455,7 @@ struct Command {
             throw Error(ErrorKind::usage, "the experiment " + config.name +
                                               " measures on validation data, and " + config.data +
                                               " has none");
+        if (config.quick) config.out += "/quick";  // its trainings are not the experiment's
         std::error_code error;
         fs::create_directories(config.out, error);
         if (error)
@@ -485,7 +487,7 @@ Run add_experiment(CLI::App& app) {
         list += std::string("\n") + known.name + ": " + known.what;
     sub->add_option("NAME", config.name, list);
     s.add("out", &config.out, "folder of trainings and tables; finished trainings in it are kept");
-    s.add("data", &config.data, "data folder (fbt data makes one) of the experiments on text");
+    s.add("data", &config.data, "data folder (fbt data makes one), for all but state and probing");
     s.add("seeds", &config.seeds, "trainings of each recipe, with the seeds 1, 2, ...")
         .at_least(1)
         .at_most(1000);

@@ -9,6 +9,7 @@
 //   OUT/runs/RECIPE/seed_1.log    what it printed
 //   OUT/NAME.json                 every run with its command and all that was measured of it
 //   OUT/NAME.md                   the tables: medians over the seeds, and lowest to highest
+//   OUT/quick/                    all of this of quick experiments
 #pragma once
 #include <algorithm>
 #include <string>

@@ -66,13 +66,16 @@ void state_experiment(Experiment& lab) {
     });
     constexpr int kFactors[] = {1, 2, 4};
     for (const Tracked& t : kTracked) {
-        std::vector<std::string> by_pass = {t.task}, by_mode = {t.task};
+        std::vector<std::string> by_loss = {t.task}, by_pass = {t.task}, by_mode = {t.task};
         for (int factor : kFactors) {
-            for (int k = 1; k <= kPasses; ++k) by_pass.push_back(format("L%d, %dx", k, factor));
+            for (int k = 1; k <= kPasses; ++k) {
+                by_loss.push_back(format("L%d, %dx", k, factor));
+                by_pass.push_back(format("pass %d, %dx", k, factor));
+            }
             for (const char* mode : {"standard", "soft"})
                 by_mode.push_back(format("%s, %dx", mode, factor));
         }
-        Table losses(by_pass), accuracies(by_pass), decoded(by_mode);
+        Table losses(by_loss), accuracies(by_pass), decoded(by_mode);
         for (const auto& [name, schedule] : kSchedules) {
             const std::string recipe = recipe_name(t, name);
             std::vector<std::string> loss = {name}, accuracy = {name}, decode = {name};

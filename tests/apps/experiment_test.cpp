@@ -224,8 +224,8 @@ TEST(Experiment, ACommandSaysWhatItWrote) {
         EXPECT_EQ(run["measured"]["gain"],
                   double(run["measured"]["loss/pass_1"]) - double(run["measured"]["loss/pass_3"]));
     }
-    EXPECT_EQ(json::parse(get(w / "out/gates.json")), document);
-    EXPECT_NE(get(w / "out/gates.md").find("| concat_projection |"), std::string::npos);
+    EXPECT_EQ(json::parse(get(w / "out/quick/gates.json")), document);
+    EXPECT_NE(get(w / "out/quick/gates.md").find("| concat_projection |"), std::string::npos);
     // Another experiment in the folder takes what is trained already, the same bits.
     const Result replay = fbt({"experiment", "replay", "--out", w / "out", "--data", w / "data",
                                "--seeds", "1", "--quick", "--threads", "2", "--json"});
@@ -295,7 +295,7 @@ TEST(Experiment, StateMeasuresWhatEvalDoes) {
     const Result result = fbt({"experiment", "state", "--out", w / "out", "--seeds", "1", "--quick",
                                "--threads", "2", "--json"});
     ASSERT_EQ(result.code, 0) << result.err;
-    const std::string report = get(w / "out/state.md");
+    const std::string report = get(w / "out/quick/state.md");
     EXPECT_NE(report.find("swap-s5, trained at length 12 for 20 steps"), std::string::npos);
     const json document = json::parse(result.out);
     struct Checked {
