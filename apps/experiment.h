@@ -101,8 +101,8 @@ class Experiment {
     double begun_, training_ = 0;
 };
 
-// What text experiments train: 0.3 M parameters on 2,048 bytes a step, evaluated every 50 steps;
-// the checkpoint of step 750 stays.
+// What text experiments train: 377 thousand parameters on 2,048 bytes a step, evaluated every 50
+// steps; the checkpoint of step 750 stays.
 Recipe text_recipe(const std::string& name, const std::string& schedule,
                    const std::vector<std::string>& more = {}, int64_t steps = 1000);
 // A text recipe's name in a table of text recipes.
