@@ -51,7 +51,7 @@ Status carry_forward(T* y, const T* first, const T* previous, const int64_t* sou
                 disturb(v, d0, count, jitter.half_width, jitter.key, uint64_t(jitter.sequence[r]),
                         uint32_t(jitter.position[r]));
 #pragma omp simd
-            for (int d = 0; d < count; ++d) y_row[d0 + d] = T(v[d]);
+            for (int d = 0; d < count; ++d) store(y_row[d0 + d], v[d]);
         }
     });
     return {};
@@ -66,7 +66,7 @@ Status carry_backward_accum(T* dfirst, T* dprevious, const T* dy, const int64_t*
         T* to = source[r] >= 0 ? dprevious + source[r] * D : dfirst + (-1 - source[r]) * D;
         const T* from = dy + r * D;
 #pragma omp simd
-        for (int d = 0; d < D; ++d) to[d] = T(float(to[d]) + float(from[d]));
+        for (int d = 0; d < D; ++d) store(to[d], float(to[d]) + float(from[d]));
     });
     return {};
 }

@@ -41,7 +41,7 @@ Status cross_entropy_backward(T* dlogits, const T* logits, const A* lse, const i
         const A z = 1 + 2 * z_weight * lse[n], l = lse[n], w = weight[n];
         const A target = A(row[targets[n]]);  // before the row is overwritten
 #pragma omp simd
-        for (int v = 0; v < V; ++v) dlogits_row[v] = T(w * (z * exp(A(row[v]) - l)));
+        for (int v = 0; v < V; ++v) store(dlogits_row[v], w * (z * exp(A(row[v]) - l)));
         dlogits_row[targets[n]] = T(w * (z * exp(target - l) - 1));
     });
     return {};

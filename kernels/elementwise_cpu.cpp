@@ -10,7 +10,7 @@ namespace fbt::kernels::cpu {
 template <class T>
 Status add_accum(T* y, const T* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = T(float(y[i]) + float(x[i])); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], float(y[i]) + float(x[i])); });
     return {};
 }
 
@@ -18,7 +18,7 @@ Status add_accum(T* y, const T* x, int64_t n, Stream s) {
 template <class T>
 Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = T(float(a[i]) + float(b[i])); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], float(a[i]) + float(b[i])); });
     return {};
 }
 
@@ -26,7 +26,7 @@ Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
 template <class T, class A>
 Status cast(T* y, const A* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "cast needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = T(x[i]); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], x[i]); });
     return {};
 }
 

@@ -15,7 +15,7 @@ Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, 
         const accumulate_t<T>* from = w + int64_t(tokens[n]) * D;
         T* to = y + n * D;
 #pragma omp simd
-        for (int d = 0; d < D; ++d) to[d] = T(from[d]);
+        for (int d = 0; d < D; ++d) store(to[d], from[d]);
     });
     return {};
 }

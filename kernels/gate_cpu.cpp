@@ -9,7 +9,7 @@ template <class T>
 Status gate_forward(T* y, const T* x, const T* g, int64_t N, int C, Stream s) {
     if (N < 0 || C < 1) return {Code::bad_argument, "gate_forward needs N >= 0, C >= 1"};
     if (C == 1) {
-        for_elements(s, N, [=](int64_t n) { y[n] = T(float(x[n]) * sigmoid(float(g[n]))); });
+        for_elements(s, N, [=](int64_t n) { store(y[n], float(x[n]) * sigmoid(float(g[n]))); });
         return {};
     }
     for_rows(s, N, C, [=](int64_t n) {
@@ -17,7 +17,7 @@ Status gate_forward(T* y, const T* x, const T* g, int64_t N, int C, Stream s) {
         const T* x_row = x + n * C;
         T* y_row = y + n * C;
 #pragma omp simd
-        for (int c = 0; c < C; ++c) y_row[c] = T(float(x_row[c]) * sig);
+        for (int c = 0; c < C; ++c) store(y_row[c], float(x_row[c]) * sig);
     });
     return {};
 }
@@ -30,8 +30,8 @@ Status gate_backward(T* dx, T* dg, const T* dy, const T* x, const T* g, int64_t 
     if (C == 1) {
         for_elements(s, N, [=](int64_t n) {
             const float sig = sigmoid(float(g[n])), up = float(dy[n]);
-            dg[n] = T(sig * (1 - sig) * (up * float(x[n])));
-            dx[n] = T(up * sig);
+            store(dg[n], sig * (1 - sig) * (up * float(x[n])));
+            store(dx[n], up * sig);
         });
         return {};
     }
@@ -44,7 +44,7 @@ Status gate_backward(T* dx, T* dg, const T* dy, const T* x, const T* g, int64_t 
             [=](int64_t c) { return float(x_row[c]); });
         dg[n] = T(sig * (1 - sig) * dot);
 #pragma omp simd
-        for (int c = 0; c < C; ++c) dx_row[c] = T(float(dy_row[c]) * sig);
+        for (int c = 0; c < C; ++c) store(dx_row[c], float(dy_row[c]) * sig);
     });
     return {};
 }

@@ -27,7 +27,7 @@ Status copy_rows_accum(T* dst, const int64_t* dst_rows, const T* src, const int6
         T* to = dst + (dst_rows ? dst_rows[n] : n) * W;
         const T* from = src + (src_rows ? src_rows[n] : n) * W;
 #pragma omp simd
-        for (int64_t w = 0; w < W; ++w) to[w] = T(float(to[w]) + float(from[w]));
+        for (int64_t w = 0; w < W; ++w) store(to[w], float(to[w]) + float(from[w]));
     });
     return {};
 }

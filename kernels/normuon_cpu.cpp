@@ -51,7 +51,7 @@ template <class T, class A>
 Status frobenius_normalize(T* y, const A* x, const double* square_sum, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "frobenius_normalize needs n >= 0"};
     const A inverse = A(1 / (std::sqrt(*square_sum) + kNormEps));
-    for_elements(s, n, [=](int64_t i) { y[i] = T(x[i] * inverse); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], x[i] * inverse); });
     return {};
 }
 
@@ -59,7 +59,7 @@ Status frobenius_normalize(T* y, const A* x, const double* square_sum, int64_t n
 template <class T, class A>
 Status axpby(T* y, A alpha, const T* x, A beta, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "axpby needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = T(std::fma(alpha, A(x[i]), beta * A(y[i]))); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], std::fma(alpha, A(x[i]), beta * A(y[i]))); });
     return {};
 }
 

@@ -32,8 +32,8 @@ Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* c
             for (int i = 0; i < half; ++i) {
                 const A z0 = A(x_row[i]) * r * gain[i];
                 const A z1 = A(x_row[i + half]) * r * gain[i + half];
-                y_row[i] = T(std::fma(z0, cos_t[i], -(z1 * sin_t[i])));
-                y_row[i + half] = T(std::fma(z1, cos_t[i], z0 * sin_t[i]));
+                store(y_row[i], std::fma(z0, cos_t[i], -(z1 * sin_t[i])));
+                store(y_row[i + half], std::fma(z1, cos_t[i], z0 * sin_t[i]));
             }
             if (rstd) rstd[n * H + h] = r;
         }
@@ -77,7 +77,7 @@ Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, con
                 for (int c = 0; c < C; ++c) {
                     const A xhat = A(x_row[c]) * r;
                     dgain[c] = std::fma(dz[c], xhat, dgain[c]);
-                    dx_row[c] = T(r * std::fma(-xhat, mean, dz[c] * gain[c]));
+                    store(dx_row[c], r * std::fma(-xhat, mean, dz[c] * gain[c]));
                 }
             }
         }

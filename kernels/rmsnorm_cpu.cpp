@@ -27,7 +27,7 @@ Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int 
         T* y_row = y + n * D;
         const A r = inverse_rms(x_row, D, eps);
 #pragma omp simd
-        for (int d = 0; d < D; ++d) y_row[d] = T(A(x_row[d]) * r * gain[d]);
+        for (int d = 0; d < D; ++d) store(y_row[d], A(x_row[d]) * r * gain[d]);
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -45,7 +45,7 @@ Status residual_rmsnorm_forward(T* y, A* rstd, const T* x, const T* branch, cons
         const A r = inverse_rms(branch_row, D, eps);
 #pragma omp simd
         for (int d = 0; d < D; ++d)
-            y_row[d] = T(std::fma(alpha, A(branch_row[d]) * r * gain[d], A(x_row[d])));
+            store(y_row[d], std::fma(alpha, A(branch_row[d]) * r * gain[d], A(x_row[d])));
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -74,7 +74,7 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
             for (int d = 0; d < D; ++d) {
                 const A up = scale * A(dy_row[d]), xhat = A(x_row[d]) * r;
                 dgain[d] = std::fma(up, xhat, dgain[d]);
-                dx_row[d] = T(r * std::fma(-xhat, mean, up * gain[d]));
+                store(dx_row[d], r * std::fma(-xhat, mean, up * gain[d]));
             }
         }
     });

@@ -10,7 +10,7 @@ Status swiglu_forward(T* y, const T* gate, const T* up, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "swiglu_forward needs n >= 0"};
     for_elements(s, n, [=](int64_t i) {
         const float a = float(gate[i]);
-        y[i] = T(a * sigmoid(a) * float(up[i]));
+        store(y[i], a * sigmoid(a) * float(up[i]));
     });
     return {};
 }
@@ -22,8 +22,8 @@ Status swiglu_backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up
     if (n < 0) return {Code::bad_argument, "swiglu_backward needs n >= 0"};
     for_elements(s, n, [=](int64_t i) {
         const float a = float(gate[i]), u = float(up[i]), d = float(dy[i]), sig = sigmoid(a);
-        dgate[i] = T(d * u * sig * std::fma(a, 1 - sig, 1.f));
-        dup[i] = T(d * (a * sig));
+        store(dgate[i], d * u * sig * std::fma(a, 1 - sig, 1.f));
+        store(dup[i], d * (a * sig));
     });
     return {};
 }
