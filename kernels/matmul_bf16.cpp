@@ -119,12 +119,20 @@ void pack_transposed(bf16* a, int tile, const bf16* dy, int64_t stride, int64_t 
 template <class T>
 void pack_panels(bf16* b, const T* x, int64_t stride, int64_t columns, int64_t depth) {
     const int64_t panel = dot_depth(depth) * kDotColumns;
-    for (int64_t c = 0; c < columns; c += kDotColumns, b += panel)
-        for (int64_t k = 0; k < depth; k += kDotDepth) {
+    for (int64_t k = 0; k < depth; k += kDotDepth, b += kDotDepth * kDotColumns)
+        for (int64_t c = 0; c < columns; c += kDotColumns) {
             Pairs v[16];
             load_row_pairs(v, x + k * stride + c, stride, depth - k, columns - c);
-            std::memcpy(b + k * kDotColumns, v, sizeof v);
+            std::memcpy(b + c / kDotColumns * panel, v, sizeof v);
         }
+}
+
+// Asks for rows that will be written: else each store, rows apart, would wait for its line.
+template <class T>
+void fetch(const T* to, int64_t stride, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < columns; c += 64 / int64_t(sizeof(T)))
+            __builtin_prefetch(to + r * stride + c, 1);
 }
 
 struct Blocks {
@@ -195,11 +203,12 @@ Status bf16_forward(const DotKernel& kernel, bf16* y, const bf16* x, const bf16*
                         const int panels =
                             int(std::min(strip, round_up(columns - c, kDotColumns)) / kDotColumns);
                         const bf16* b = packed + (n + c) / kDotColumns * panel + k * kDotColumns;
-                        for (int64_t r = 0; r < rows; r += tile)
+                        for (int64_t r = 0; r < rows; r += tile) {
                             kernel.multiply(blocks.sum + r * group + c, group,
                                             blocks.a + r * dot_depth(depth), b, panel,
                                             dot_depth(depth), int(std::min(tile, rows - r)), panels,
                                             k > 0);
+                        }
                     }
                 }
                 for (int64_t r = 0; r < rows; ++r) {
@@ -215,8 +224,8 @@ Status bf16_forward(const DotKernel& kernel, bf16* y, const bf16* x, const bf16*
     return {};
 }
 
-// dw += dy^T x. An item of work is a range of dw's rows by a group of its columns, for which the
-// thread packs what it needs of dy and x, chunk by chunk.
+// dw += dy^T x. An item of work is a range of dw's rows by a group of its columns, for which
+// the thread packs what it needs of dy and x, chunk by chunk.
 Status bf16_dw_accum(const DotKernel& kernel, float* dw, const bf16* dy, const bf16* x, int64_t M,
                      int64_t N, int64_t K, Stream s) {
     const int64_t tile = kernel.rows, strip = int64_t(kernel.panels) * kDotColumns;
@@ -244,6 +253,7 @@ Status bf16_dw_accum(const DotKernel& kernel, float* dw, const bf16* dy, const b
                         const int64_t here = std::min(strip, columns - c);
                         for (int64_t r = 0; r < rows; r += tile) {
                             const int count = int(std::min(tile, rows - r));
+                            fetch(dw + (n + r) * K + k0 + c, K, count, here);
                             kernel.multiply(sum, strip, a + r * dot_depth(depth),
                                             b + c / kDotColumns * panel, panel, dot_depth(depth),
                                             count, int(ceil_div(here, kDotColumns)), false);
