@@ -128,16 +128,31 @@ static inline double row_sum_double(int64_t n, F f) {
     return lane[0];
 }
 
-// sum_i f(i) * g(i), each product fused into its lane's sum
+// sum_i f(i) * g(i), each product fused into its lane's sum. Where f or g gives bf16, two elements
+// a lane at a time, as above.
 template <class F, class G>
 static inline float row_dot(int64_t n, F f, G g) {
     float lane[kLanes] = {};
     int64_t i = 0;
+    if constexpr (sizeof(f(n)) == 2 || sizeof(g(n)) == 2)
+        for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+            float x[2 * kLanes], y[2 * kLanes];
+#pragma omp simd
+            for (int l = 0; l < 2 * kLanes; ++l) {
+                x[l] = float(f(i + l));
+                y[l] = float(g(i + l));
+            }
+#pragma omp simd
+            for (int l = 0; l < kLanes; ++l)
+                lane[l] = std::fma(x[l + kLanes], y[l + kLanes], std::fma(x[l], y[l], lane[l]));
+        }
     for (; i + kLanes <= n; i += kLanes) {
 #pragma omp simd
-        for (int l = 0; l < kLanes; ++l) lane[l] = std::fma(f(i + l), g(i + l), lane[l]);
+        for (int l = 0; l < kLanes; ++l)
+            lane[l] = std::fma(float(f(i + l)), float(g(i + l)), lane[l]);
     }
-    for (int l = 0; l < int(n - i); ++l) lane[l] = std::fma(f(i + l), g(i + l), lane[l]);
+    for (int l = 0; l < int(n - i); ++l)
+        lane[l] = std::fma(float(f(i + l)), float(g(i + l)), lane[l]);
     return sum_lanes(lane);
 }
 
