@@ -40,8 +40,7 @@ Status gate_backward(T* dx, T* dg, const T* dy, const T* x, const T* g, int64_t 
         const T *dy_row = dy + n * C, *x_row = x + n * C;
         T* dx_row = dx + n * C;
         const float dot = row_dot(
-            C, [=](int64_t c) { return float(dy_row[c]); },
-            [=](int64_t c) { return float(x_row[c]); });
+            C, [=](int64_t c) { return dy_row[c]; }, [=](int64_t c) { return x_row[c]; });
         dg[n] = T(sig * (1 - sig) * dot);
 #pragma omp simd
         for (int c = 0; c < C; ++c) store(dx_row[c], float(dy_row[c]) * sig);

@@ -26,7 +26,7 @@ Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* c
         for (int h = 0; h < H; ++h) {
             const T* x_row = x + (n * H + h) * C;
             T* y_row = y + (n * H + h) * C;
-            const auto at = [x_row](int64_t c) { return A(x_row[c]); };
+            const auto at = [x_row](int64_t c) { return x_row[c]; };
             const A r = 1 / std::sqrt(row_dot(C, at, at) / A(C) + eps);
 #pragma omp simd
             for (int i = 0; i < half; ++i) {
@@ -71,7 +71,7 @@ Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, con
                 }
                 const A dot = row_dot(
                     C, [&dz, gain](int64_t c) { return dz[c] * gain[c]; },
-                    [x_row](int64_t c) { return A(x_row[c]); });
+                    [x_row](int64_t c) { return x_row[c]; });
                 const A mean = dot * r / A(C);  // of g*xhat
 #pragma omp simd
                 for (int c = 0; c < C; ++c) {

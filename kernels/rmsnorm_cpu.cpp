@@ -11,7 +11,7 @@ namespace {
 // 1/sqrt(mean_d x[d]^2 + eps)
 template <class T>
 float inverse_rms(const T* x, int D, float eps) {
-    const auto at = [x](int64_t d) { return float(x[d]); };
+    const auto at = [x](int64_t d) { return x[d]; };
     return 1.f / std::sqrt(row_dot(D, at, at) / float(D) + eps);
 }
 
@@ -68,7 +68,7 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
             const A r = rstd[n];
             const A dot = row_dot(
                 D, [=](int64_t d) { return A(dy_row[d]) * gain[d]; },
-                [=](int64_t d) { return A(x_row[d]); });
+                [=](int64_t d) { return x_row[d]; });
             const A mean = scale * dot * r / A(D);  // of g*xhat
 #pragma omp simd
             for (int d = 0; d < D; ++d) {

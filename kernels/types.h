@@ -51,10 +51,8 @@ struct bf16 {
 #if defined(__CUDA_ARCH__)
         bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
 #else
-        // The sum could carry a NaN's bits away, so they are set again; without a branch, so that
-        // compilers vectorise it.
-        const uint32_t b = std::bit_cast<uint32_t>(x), nan = x != x ? 0x7fc00000u : 0;
-        bits = uint16_t(((b + 0x7fffu + (b >> 16 & 1)) | nan) >> 16);
+        const uint32_t b = std::bit_cast<uint32_t>(x);
+        bits = x != x ? 0x7fc0 : uint16_t((b + 0x7fffu + (b >> 16 & 1)) >> 16);
 #endif
     }
     FBT_HOST_DEVICE explicit operator float() const {

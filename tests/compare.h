@@ -73,6 +73,21 @@ constexpr double unit_roundoff() {
         return std::numeric_limits<T>::epsilon() / 2;
 }
 
+// The relative error of storing a float as T.
+template <class T>
+constexpr double store_roundoff() {
+    return std::is_same_v<T, kernels::bf16> ? unit_roundoff<kernels::bf16>() : 0;
+}
+
+// Passes when a result that float arithmetic leaves within absolute + relative * |want| was stored
+// as T: the store rounds what it was given, the error included.
+template <class T, class U>
+testing::AssertionResult close_stored(const std::vector<T>& got, const std::vector<U>& want,
+                                      double absolute, double relative = 0) {
+    const double u = store_roundoff<T>();
+    return close(got, want, absolute * (1 + u), relative * (1 + u) + u);
+}
+
 // Rounding of a sum of n products of type T: a bound on |computed - exact| / sum_i |a_i b_i|
 // (Higham, Accuracy and Stability, eq. 3.3: gamma_n = n u / (1 - n u)).
 template <class T>

@@ -44,6 +44,11 @@ TEST(Audit, AllGoldenFilesInF32) {
     EXPECT_EQ(result.code, 0) << result.out << result.err;
 }
 
+TEST(Audit, AllGoldenFilesInBf16) {
+    const Result result = fbt(Arguments{"audit", "--dtype", "bf16"} + golden_files());
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+}
+
 TEST(Audit, AllGoldenFilesInF64) {
     const Result result =
         fbt(Arguments{"audit", "--device", "ref", "--dtype", "f64"} + golden_files());

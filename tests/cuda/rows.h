@@ -30,21 +30,6 @@ class DeviceRows {
     DeviceArray<T> array_;
 };
 
-// The relative error of storing a float as T.
-template <class T>
-constexpr double store_roundoff() {
-    return std::is_same_v<T, kernels::bf16> ? unit_roundoff<kernels::bf16>() : 0;
-}
-
-// Passes when a result that float arithmetic leaves within absolute + relative * |want| was stored
-// as T: the store rounds what it was given, the error included.
-template <class T, class U>
-testing::AssertionResult close_stored(const std::vector<T>& got, const std::vector<U>& want,
-                                      double absolute, double relative = 0) {
-    const double u = store_roundoff<T>();
-    return close(got, want, absolute * (1 + u), relative * (1 + u) + u);
-}
-
 template <class T>
 std::vector<T> row_of(const std::vector<T>& values, int64_t n, int64_t width) {
     return {values.begin() + n * width, values.begin() + (n + 1) * width};

@@ -13,12 +13,18 @@ using kernels::Draw;
 using kernels::Jitter;
 using kernels::philox_key;
 
+template <class T>
+class CarryStored : public testing::Test {};
+TYPED_TEST_SUITE(CarryStored, Storage);
+
 // R rows gathered from 2R: odd rows from `first`, even ones from `previous`, in a mixed order.
 template <class T>
 struct Case {
     int64_t R;
     int D;
-    std::vector<T> first, previous, noise, y;
+    using A = kernels::accumulate_t<T>;
+    std::vector<T> first, previous, y;
+    std::vector<A> noise;
     std::vector<int64_t> source, sequence;
     std::vector<int32_t> position;
     Case(int64_t R, int D)
@@ -26,8 +32,8 @@ struct Case {
           D(D),
           first(normal<T>(size_t(R * D), 1)),
           previous(normal<T>(size_t(R * D), 2)),
-          noise(normal<T>(size_t(R * D), 3, 0.01)),
-          y(size_t(R * D)) {
+          y(size_t(R * D)),
+          noise(normal<A>(size_t(R * D), 3, 0.01)) {
         for (int64_t r = 0; r < R; ++r) {
             const int64_t row = R - 1 - r;
             source.push_back(r % 2 ? -1 - row : row);
@@ -35,11 +41,12 @@ struct Case {
             position.push_back(int32_t(r % 5));
         }
     }
-    Jitter<T> jitter(T half_width, uint64_t step = 0) const {
+    Jitter<A> jitter(A half_width, uint64_t step = 0) const {
         return {half_width, philox_key(9, Draw::jitter, step, 2), sequence.data(), position.data()};
     }
 };
-kernels::Status forward_cpu(Case<float>& p, const float* noise, const Jitter<float>& jitter,
+template <class T>
+kernels::Status forward_cpu(Case<T>& p, const float* noise, const Jitter<float>& jitter,
                             const kernels::Stream& s) {
     return cpu::carry_forward(p.y.data(), p.first.data(), p.previous.data(), p.source.data(), noise,
                               jitter, p.R, p.D, s);
@@ -63,19 +70,22 @@ TEST(Carry, GathersFromBothSources) {
     }
 }
 
-// Additions in one order, so the backends agree to the bit, with noise and jitter.
-TEST(Carry, CpuIsRefToTheBit) {
+// Additions in one order and one rounding at the end, so the backends agree to the bit, with noise
+// and jitter.
+TYPED_TEST(CarryStored, CpuIsRefToTheBit) {
+    using T = TypeParam;
     for (const auto& [R, D] :
          {std::pair<int64_t, int>{1, 1}, {3, 17}, {7, 63}, {7, 64}, {7, 65}, {37, 1601}}) {
-        Case<float> p(R, D);
+        Case<T> p(R, D);
         std::vector<float> want(p.y.size());
+        const auto first = cast<float>(p.first), previous = cast<float>(p.previous);
         const Jitter<float> jitter = p.jitter(0.02f);
         ASSERT_TRUE(
-            ok(ref::carry_forward(want.data(), p.first.data(), p.previous.data(), p.source.data(),
+            ok(ref::carry_forward(want.data(), first.data(), previous.data(), p.source.data(),
                                   p.noise.data(), jitter, R, D, kOneThread)));
         for (const auto& stream : {kOneThread, kTwoThreads}) {
             ASSERT_TRUE(ok(forward_cpu(p, p.noise.data(), jitter, stream)));
-            EXPECT_TRUE(same_bits(p.y, want)) << R << " x " << D;
+            EXPECT_TRUE(same_bits(p.y, cast<T>(want))) << R << " x " << D;
         }
     }
 }
@@ -107,23 +117,24 @@ TEST(Carry, JitterIsUniformInItsHalfWidth) {
 }
 
 // A row draws by its sequence and position, wherever it is packed; other steps draw otherwise.
-TEST(Carry, JitterDoesNotDependOnPacking) {
+TYPED_TEST(CarryStored, JitterDoesNotDependOnPacking) {
+    using T = TypeParam;
     const int64_t R = 37;
     for (const int D : {17, 1601}) {
         const size_t width = size_t(D);
-        Case<float> p(R, D);
+        Case<T> p(R, D);
         ASSERT_TRUE(ok(forward_cpu(p, nullptr, p.jitter(0.02f), kTwoThreads)));
         for (size_t r = 0; r < size_t(R); r += 3) {
-            std::vector<float> alone(width);
+            std::vector<T> alone(width);
             Shifted source(&(r % 2 ? p.first : p.previous)[(size_t(R) - 1 - r) * width], width,
                            r % 16 + 1);
             const int64_t row = 0;
             Jitter<float> jitter = p.jitter(0.02f);
             jitter.sequence += r;
             jitter.position += r;
-            ASSERT_TRUE(ok(cpu::carry_forward<float, float>(
-                alone.data(), nullptr, source.data(), &row, nullptr, jitter, 1, D, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(alone, std::span<const float>(&p.y[r * width], width)));
+            ASSERT_TRUE(ok(cpu::carry_forward<T, float>(alone.data(), nullptr, source.data(), &row,
+                                                        nullptr, jitter, 1, D, kOneThread)));
+            EXPECT_TRUE(same_bits<T>(alone, std::span<const T>(&p.y[r * width], width)));
         }
         const auto before = p.y;
         ASSERT_TRUE(ok(forward_cpu(p, nullptr, p.jitter(0.02f, 1), kTwoThreads)));
@@ -132,32 +143,35 @@ TEST(Carry, JitterDoesNotDependOnPacking) {
 }
 
 // d/dsource of sum dy*y is dy's row, added to what is there.
-TEST(Carry, BackwardScatters) {
+TYPED_TEST(CarryStored, BackwardScatters) {
+    using T = TypeParam;
+    const auto add = [](T& to, T x) { to = T(float(to) + float(x)); };
     for (const auto& [R, D] : {std::pair<int64_t, int>{1, 1}, {3, 17}, {37, 1601}}) {
-        Case<float> p(R, D);
-        const auto dy = normal<float>(p.y.size(), 5);
+        Case<T> p(R, D);
+        const auto dy = normal<T>(p.y.size(), 5);
         const auto want_first = [&, R = R, width = size_t(D)] {
             auto d = p.first;
             for (size_t r = 1; r < size_t(R); r += 2)
                 for (size_t c = 0; c < width; ++c)
-                    d[(size_t(R) - 1 - r) * width + c] += dy[r * width + c];
+                    add(d[(size_t(R) - 1 - r) * width + c], dy[r * width + c]);
             return d;
         }();
         const auto want_previous = [&, R = R, width = size_t(D)] {
             auto d = p.previous;
             for (size_t r = 0; r < size_t(R); r += 2)
                 for (size_t c = 0; c < width; ++c)
-                    d[(size_t(R) - 1 - r) * width + c] += dy[r * width + c];
+                    add(d[(size_t(R) - 1 - r) * width + c], dy[r * width + c]);
             return d;
         }();
-        for (const auto backward :
-             {ref::carry_backward_accum<float>, cpu::carry_backward_accum<float>}) {
+        const auto check = [&, R = R, D = D](auto backward) {
             auto dfirst = p.first, dprevious = p.previous;
             ASSERT_TRUE(ok(backward(dfirst.data(), dprevious.data(), dy.data(), p.source.data(), R,
                                     D, kTwoThreads)));
             EXPECT_TRUE(same_bits(dfirst, want_first));
             EXPECT_TRUE(same_bits(dprevious, want_previous));
-        }
+        };
+        check(cpu::carry_backward_accum<T>);
+        if constexpr (std::is_same_v<T, float>) check(ref::carry_backward_accum<T>);
     }
 }
 

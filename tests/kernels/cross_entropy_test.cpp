@@ -10,6 +10,10 @@ namespace {
 namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 
+template <class T>
+class CrossEntropyStored : public testing::Test {};
+TYPED_TEST_SUITE(CrossEntropyStored, Storage);
+
 std::vector<int32_t> some_targets(int64_t N, int V) {
     std::vector<int32_t> targets;
     for (int64_t n = 0; n < N; ++n) targets.push_back(n % 4 == 3 ? -1 : int32_t(n * 7 % V));
@@ -56,15 +60,18 @@ TEST(CrossEntropy, RefGradientMatchesDifferences) {
     }
 }
 
-TEST(CrossEntropy, CpuMatchesRef) {
+TYPED_TEST(CrossEntropyStored, CpuMatchesRef) {
+    using T = TypeParam;
     const float z_weight = 0x1p-10f;
     for (const int64_t N : {1, 3, 37})
         for (const int V : {1, 17, 257, 1601}) {
             const size_t size = size_t(N * V), rows = size_t(N);
-            const auto logits = normal<float>(size, 1, 3), weight = normal<float>(rows, 2);
+            const auto logits = normal<T>(size, 1, 3);
+            const auto weight = normal<float>(rows, 2);
             const auto targets = some_targets(N, V);
             const auto logits64 = cast<double>(logits), weight64 = cast<double>(weight);
-            std::vector<float> ce(rows), lse(rows), dlogits(size);
+            std::vector<float> ce(rows), lse(rows);
+            std::vector<T> dlogits(size);
             std::vector<double> want_ce(rows), want_lse(rows), want(size);
             ASSERT_TRUE(ok(cpu::cross_entropy_forward(ce.data(), lse.data(), logits.data(),
                                                       targets.data(), N, V, kTwoThreads)));
@@ -87,7 +94,7 @@ TEST(CrossEntropy, CpuMatchesRef) {
                                                        targets.data(), weight64.data(),
                                                        double(z_weight), N, V, kOneThread)));
             const double z = 1 + 2 * z_weight * max_abs(lse64);
-            EXPECT_TRUE(close(
+            EXPECT_TRUE(close_stored(
                 dlogits, want,
                 max_abs(weight64) * (z * gamma<float>(range + log_sum + 8) + gamma<float>(3))))
                 << N << " x " << V;
@@ -145,17 +152,20 @@ TEST(CrossEntropy, IgnoredRowsCountZero) {
     }
 }
 
-TEST(CrossEntropy, RowsDoNotDependOnOtherRowsNorOnThreads) {
+TYPED_TEST(CrossEntropyStored, RowsDoNotDependOnOtherRowsNorOnThreads) {
+    using T = TypeParam;
     for (const int V : {257, 1601}) {
         const int64_t N = 97;
         const size_t width = size_t(V), rows = size_t(N);
-        const auto logits = normal<float>(rows * width, 1, 3), weight = normal<float>(rows, 2);
+        const auto logits = normal<T>(rows * width, 1, 3);
+        const auto weight = normal<float>(rows, 2);
         const auto targets = some_targets(N, V);
-        std::vector<float> ce[2], lse[2], dlogits[2];
+        std::vector<float> ce[2], lse[2];
+        std::vector<T> dlogits[2];
         const kernels::Stream streams[2] = {kOneThread, kTwoThreads};
         for (int i = 0; i < 2; ++i) {
             ce[i] = lse[i] = std::vector<float>(rows);
-            dlogits[i] = std::vector<float>(logits.size());
+            dlogits[i] = std::vector<T>(logits.size());
             ASSERT_TRUE(ok(cpu::cross_entropy_forward(ce[i].data(), lse[i].data(), logits.data(),
                                                       targets.data(), N, V, streams[i])));
             ASSERT_TRUE(ok(cpu::cross_entropy_backward(dlogits[i].data(), logits.data(),
@@ -174,8 +184,8 @@ TEST(CrossEntropy, RowsDoNotDependOnOtherRowsNorOnThreads) {
             EXPECT_EQ(std::memcmp(one, want, sizeof one), 0) << n;
             ASSERT_TRUE(ok(cpu::cross_entropy_backward(row.data(), row.data(), &one[1], &targets[n],
                                                        &weight[n], 0.01f, 1, V, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(std::span<const float>(row.data(), width),
-                                         std::span<const float>(&dlogits[0][n * width], width)));
+            EXPECT_TRUE(same_bits<T>(std::span<const T>(row.data(), width),
+                                     std::span<const T>(&dlogits[0][n * width], width)));
         }
     }
 }

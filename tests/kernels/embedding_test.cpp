@@ -10,6 +10,10 @@ namespace {
 namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 
+template <class T>
+class EmbeddingStored : public testing::Test {};
+TYPED_TEST_SUITE(EmbeddingStored, Storage);
+
 // Few tokens, each many times; the last one never.
 std::vector<int32_t> some_tokens(int64_t N, int V) {
     std::vector<int32_t> tokens;
@@ -17,33 +21,37 @@ std::vector<int32_t> some_tokens(int64_t N, int V) {
     return tokens;
 }
 
-TEST(Embedding, ForwardGathers) {
+TYPED_TEST(EmbeddingStored, ForwardGathers) {
+    using T = TypeParam;
     for (const auto& [N, D, V] :
          {std::tuple<int64_t, int, int>{1, 1, 1}, {37, 17, 5}, {37, 1601, 7}}) {
         const auto w = normal<float>(size_t(V * D), 1);
         const auto tokens = some_tokens(N, V);
-        std::vector<float> want;
+        std::vector<T> want;
         for (const int32_t v : tokens)
-            want.insert(want.end(), &w[size_t(v * D)], &w[size_t(v * D)] + D);
-        for (const auto forward : {ref::embedding_forward<float>, cpu::embedding_forward<float>}) {
-            std::vector<float> y(want.size());
+            for (int d = 0; d < D; ++d) want.push_back(T(w[size_t(v * D + d)]));
+        const auto check = [&, N = N, D = D](auto forward) {
+            std::vector<T> y(want.size());
             ASSERT_TRUE(ok(forward(y.data(), tokens.data(), w.data(), N, D, kTwoThreads)));
             EXPECT_TRUE(same_bits(y, want));
-        }
+        };
+        check(cpu::embedding_forward<T>);
+        if constexpr (std::is_same_v<T, float>) check(ref::embedding_forward<T>);
     }
 }
 
 // y is linear in w: sum dy*y = sum dw*w, and every backend adds in the same order.
-TEST(Embedding, BackwardSumsInOrder) {
+TYPED_TEST(EmbeddingStored, BackwardSumsInOrder) {
+    using T = TypeParam;
     for (const auto& [N, D, V] :
          {std::tuple<int64_t, int, int>{1, 1, 1}, {37, 17, 5}, {301, 131, 7}, {37, 1601, 7}}) {
         const size_t size = size_t(V * D);
-        const auto w = normal<float>(size, 1), dy = normal<float>(size_t(N * D), 2),
-                   before = normal<float>(size, 3);
+        const auto w = normal<float>(size, 1), before = normal<float>(size, 3);
+        const auto dy = normal<T>(size_t(N * D), 2);
         const auto tokens = some_tokens(N, V);
         std::vector<float> dw[3] = {before, before, before};
-        ASSERT_TRUE(ok(ref::embedding_backward_accum(dw[0].data(), dy.data(), tokens.data(), N, D,
-                                                     V, nullptr, kOneThread)));
+        ASSERT_TRUE(ok(ref::embedding_backward_accum(dw[0].data(), cast<float>(dy).data(),
+                                                     tokens.data(), N, D, V, nullptr, kOneThread)));
         ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[1].data(), dy.data(), tokens.data(), N, D,
                                                      V, nullptr, kOneThread)));
         ASSERT_TRUE(ok(cpu::embedding_backward_accum(dw[2].data(), dy.data(), tokens.data(), N, D,

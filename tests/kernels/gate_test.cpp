@@ -8,6 +8,10 @@ namespace {
 namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 
+template <class T>
+class GateStored : public testing::Test {};
+TYPED_TEST_SUITE(GateStored, Storage);
+
 // Sigmoid in float: exp within 1.1 ulp (2.2 u), one sum, one division, each u.
 constexpr double kSigmoid = 5;
 
@@ -32,24 +36,25 @@ TEST(Gate, RefGradientsMatchDifferences) {
     }
 }
 
-TEST(Gate, CpuMatchesRef) {
+TYPED_TEST(GateStored, CpuMatchesRef) {
+    using T = TypeParam;
     for (const int64_t N : {1, 3, 37, 1601})
         for (const int C : {1, 17, 96}) {
             const size_t size = size_t(N * C), rows = size_t(N), width = size_t(C);
-            const auto x = normal<float>(size, 1), g = normal<float>(rows, 2, 3),
-                       dy = normal<float>(size, 3);
+            const auto x = normal<T>(size, 1), g = normal<T>(rows, 2, 3), dy = normal<T>(size, 3);
             const auto x64 = cast<double>(x), g64 = cast<double>(g), dy64 = cast<double>(dy);
-            std::vector<float> y(size), dx(size), dg(rows);
+            std::vector<T> y(size), dx(size), dg(rows);
             std::vector<double> want(size), want_dx(size), want_dg(rows);
             ASSERT_TRUE(ok(cpu::gate_forward(y.data(), x.data(), g.data(), N, C, kTwoThreads)));
             ASSERT_TRUE(
                 ok(ref::gate_forward(want.data(), x64.data(), g64.data(), N, C, kOneThread)));
-            EXPECT_TRUE(close(y, want, 0, gamma<float>(kSigmoid + 1))) << N << " x " << C;
+            EXPECT_TRUE(close_stored(y, want, 0, gamma<float>(kSigmoid + 1))) << N << " x " << C;
             ASSERT_TRUE(ok(cpu::gate_backward(dx.data(), dg.data(), dy.data(), x.data(), g.data(),
                                               N, C, kTwoThreads)));
             ASSERT_TRUE(ok(ref::gate_backward(want_dx.data(), want_dg.data(), dy64.data(),
                                               x64.data(), g64.data(), N, C, kOneThread)));
-            EXPECT_TRUE(close(dx, want_dx, 0, gamma<float>(kSigmoid + 1))) << N << " x " << C;
+            EXPECT_TRUE(close_stored(dx, want_dx, 0, gamma<float>(kSigmoid + 1)))
+                << N << " x " << C;
             // s(1-s) is off by at most s*(error of 1-s) + (1-s)*(error of s) <= gamma(kSigmoid + 2)
             double sums = 0;
             for (size_t n = 0; n < rows; ++n) {
@@ -58,9 +63,9 @@ TEST(Gate, CpuMatchesRef) {
                     sum += std::abs(dy64[n * width + c] * x64[n * width + c]);
                 sums = std::max(sums, sum);
             }
-            EXPECT_TRUE(
-                close(dg, want_dg,
-                      sums * (gamma<float>(kSigmoid + 2) + 0.25 * gamma<float>(lane_depth(C) + 1))))
+            EXPECT_TRUE(close_stored(
+                dg, want_dg,
+                sums * (gamma<float>(kSigmoid + 2) + 0.25 * gamma<float>(lane_depth(C) + 1))))
                 << N << " x " << C;
         }
 }
@@ -76,16 +81,16 @@ TEST(Gate, ExtremeGatesSaturate) {
     }
 }
 
-TEST(Gate, RowsDoNotDependOnOtherRowsNorOnThreads) {
+TYPED_TEST(GateStored, RowsDoNotDependOnOtherRowsNorOnThreads) {
+    using T = TypeParam;
     for (const int C : {1, 17, 96}) {
         const int64_t N = C == 1 ? 20011 : 1601;  // more than one thread's work
         const size_t size = size_t(N * C), width = size_t(C);
-        const auto x = normal<float>(size, 1), g = normal<float>(size_t(N), 2),
-                   dy = normal<float>(size, 3);
-        std::vector<float> y[2], dx[2], dg[2];
+        const auto x = normal<T>(size, 1), g = normal<T>(size_t(N), 2), dy = normal<T>(size, 3);
+        std::vector<T> y[2], dx[2], dg[2];
         const kernels::Stream streams[2] = {kOneThread, kTwoThreads};
         for (int i = 0; i < 2; ++i) {
-            y[i] = dx[i] = std::vector<float>(size);
+            y[i] = dx[i] = std::vector<T>(size);
             dg[i] = g;
             ASSERT_TRUE(ok(cpu::gate_forward(y[i].data(), x.data(), g.data(), N, C, streams[i])));
             ASSERT_TRUE(ok(cpu::gate_backward(dx[i].data(), dg[i].data(), dy.data(), x.data(),
@@ -97,24 +102,24 @@ TEST(Gate, RowsDoNotDependOnOtherRowsNorOnThreads) {
         for (size_t n = 0; n < size_t(N); n += 7) {  // alone, at another alignment
             const size_t at = n * width, shift = n % 16 + 1;
             Shifted row(&x[at], width, shift), gradient(&dy[at], width, shift);
-            std::vector<float> one(width), gate(1);
+            std::vector<T> one(width), gate(1);
             ASSERT_TRUE(ok(cpu::gate_forward(one.data(), row.data(), &g[n], 1, C, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(one, std::span<const float>(&y[0][at], width)));
+            EXPECT_TRUE(same_bits<T>(one, std::span<const T>(&y[0][at], width)));
             ASSERT_TRUE(ok(cpu::gate_backward(one.data(), gate.data(), gradient.data(), row.data(),
                                               &g[n], 1, C, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(one, std::span<const float>(&dx[0][at], width)));
-            EXPECT_TRUE(same_bits<float>(gate, std::span<const float>(&dg[0][n], 1)));
+            EXPECT_TRUE(same_bits<T>(one, std::span<const T>(&dx[0][at], width)));
+            EXPECT_TRUE(same_bits<T>(gate, std::span<const T>(&dg[0][n], 1)));
         }
     }
 }
 
-TEST(Gate, OutputsMayBeInputs) {
+TYPED_TEST(GateStored, OutputsMayBeInputs) {
+    using T = TypeParam;
     for (const int C : {1, 37}) {
         const int64_t N = 37;
         const size_t size = size_t(N * C);
-        const auto x = normal<float>(size, 1), g = normal<float>(size_t(N), 2),
-                   dy = normal<float>(size, 3);
-        std::vector<float> y(size), dx(size), dg(g.size()), again(g.size()), same = x;
+        const auto x = normal<T>(size, 1), g = normal<T>(size_t(N), 2), dy = normal<T>(size, 3);
+        std::vector<T> y(size), dx(size), dg(g.size()), again(g.size()), same = x;
         ASSERT_TRUE(ok(cpu::gate_forward(y.data(), x.data(), g.data(), N, C, kOneThread)));
         ASSERT_TRUE(ok(cpu::gate_forward(same.data(), same.data(), g.data(), N, C, kOneThread)));
         EXPECT_TRUE(same_bits(same, y));

@@ -57,18 +57,22 @@ double sum_products(const std::vector<T>& a, const std::vector<T>& b) {
 template <class T>
 double max_abs(const std::vector<T>& v) {
     double largest = 0;
-    for (T x : v) largest = std::max(largest, std::abs(double(x)));
+    for (T x : v) largest = std::max(largest, std::abs(wide(x)));
     return largest;
 }
 
-// A copy whose first element lies `shift` floats behind an aligned address.
+// What the CPU's kernels store: a test for each.
+using Storage = testing::Types<float, kernels::bf16>;
+
+// A copy whose first element lies `shift` elements behind an aligned address.
+template <class T>
 struct Shifted {
-    std::vector<float> storage;
+    std::vector<T> storage;
     size_t shift;
-    Shifted(const float* from, size_t n, size_t by) : storage(by), shift(by) {
+    Shifted(const T* from, size_t n, size_t by) : storage(by), shift(by) {
         storage.insert(storage.end(), from, from + n);
     }
-    float* data() { return storage.data() + shift; }
+    T* data() { return storage.data() + shift; }
 };
 
 }  // namespace fbt::tests

@@ -8,15 +8,19 @@ namespace {
 namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 
-TEST(KvStore, RowsGoWhereTheyShould) {
+template <class T>
+class KvStoreStored : public testing::Test {};
+TYPED_TEST_SUITE(KvStoreStored, Storage);
+
+TYPED_TEST(KvStoreStored, RowsGoWhereTheyShould) {
+    using T = TypeParam;
     for (const auto& [N, W] : {std::pair<int64_t, int64_t>{1, 1}, {3, 17}, {37, 1601}}) {
         std::vector<int64_t> to, from;
         for (int64_t n = 0; n < N; ++n) {
             to.push_back(2 * (N - 1 - n));  // the odd rows of dst stay
             from.push_back(n / 2 + N);      // a source may serve twice
         }
-        const auto src = normal<float>(size_t(2 * N * W), 1),
-                   before = normal<float>(size_t(2 * N * W), 2);
+        const auto src = normal<T>(size_t(2 * N * W), 1), before = normal<T>(size_t(2 * N * W), 2);
         for (int indices = 0; indices < 4; ++indices) {
             const int64_t *dst_rows = indices & 1 ? to.data() : nullptr,
                           *src_rows = indices & 2 ? from.data() : nullptr;
@@ -26,12 +30,9 @@ TEST(KvStore, RowsGoWhereTheyShould) {
                     const size_t d = size_t((dst_rows ? dst_rows[n] : n) * W + w),
                                  s = size_t((src_rows ? src_rows[n] : n) * W + w);
                     copied[d] = src[s];
-                    added[d] += src[s];
+                    added[d] = T(float(added[d]) + float(src[s]));
                 }
-            for (int backend = 0; backend < 2; ++backend) {
-                const auto copy = backend ? cpu::copy_rows<float> : ref::copy_rows<float>;
-                const auto accum =
-                    backend ? cpu::copy_rows_accum<float> : ref::copy_rows_accum<float>;
+            const auto check = [&, N = N, W = W](auto copy, auto accum) {
                 auto dst = before;
                 ASSERT_TRUE(
                     ok(copy(dst.data(), dst_rows, src.data(), src_rows, N, W, kTwoThreads)));
@@ -40,7 +41,10 @@ TEST(KvStore, RowsGoWhereTheyShould) {
                 ASSERT_TRUE(
                     ok(accum(dst.data(), dst_rows, src.data(), src_rows, N, W, kTwoThreads)));
                 EXPECT_TRUE(same_bits(dst, added)) << N << " x " << W;
-            }
+            };
+            check(cpu::copy_rows<T>, cpu::copy_rows_accum<T>);
+            if constexpr (std::is_same_v<T, float>)
+                check(ref::copy_rows<T>, ref::copy_rows_accum<T>);
         }
     }
 }

@@ -11,6 +11,10 @@ namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 using kernels::NorMuonStep;
 
+template <class T>
+class NorMuonStored : public testing::Test {};
+TYPED_TEST_SUITE(NorMuonStored, Storage);
+
 // At the first step v[n] is (1-beta2) times the row's mean square, so every row, divided by its
 // root, has the same mean square, and the step is 0.2*lr*o[n,k]/rms(row n).
 TEST(NorMuon, FirstStepHasAClosedForm) {
@@ -67,12 +71,14 @@ TEST(NorMuon, MomentumMatchesRefAndPlace) {
 // The mean of K squares has relative error gamma(K + 2), v one of gamma(K + 5), its root half of
 // it; r so gamma(K/2 + 6). ||r|| has half the error of a sum of N such squares. The weights' own
 // three roundings follow.
-TEST(NorMuon, CpuMatchesRefAndDoesNotDependOnThreads) {
+TYPED_TEST(NorMuonStored, CpuMatchesRefAndDoesNotDependOnThreads) {
+    using T = TypeParam;
     for (const int64_t N : {1, 3, 37})
         for (const int64_t K : {1, 5, 601}) {
             const size_t size = size_t(N * K);
             const NorMuonStep h{1e-2, 0.95, 1e-8, 0.1};
-            const auto w0 = normal<float>(size, 1), o = normal<float>(size, 2);
+            const auto w0 = normal<float>(size, 1);
+            const auto o = normal<T>(size, 2);
             auto v0 = normal<float>(size_t(N), 3);
             for (float& x : v0) x = x * x + 0.01f;
             auto w = w0, v = v0, w2 = w0, v2 = v0;
@@ -116,33 +122,33 @@ TEST(NorMuon, ZeroAndNan) {
     }
 }
 
-TEST(NorMuon, ElementwiseParts) {
+TYPED_TEST(NorMuonStored, ElementwiseParts) {
+    using T = TypeParam;
     const int64_t N = 37, K = 67, n = N * K;
-    const auto x = normal<float>(size_t(n), 1), y0 = normal<float>(size_t(n), 2);
-    for (const auto axpby : {ref::axpby<float>, cpu::axpby<float>}) {
+    const auto x = normal<T>(size_t(n), 1), y0 = normal<T>(size_t(n), 2);
+    const auto x32 = cast<float>(x);
+    std::vector<double> sum, ratio;
+    double square = 0;
+    for (const float value : x32) square += double(value) * double(value);
+    for (size_t i = 0; i < size_t(n); ++i) {
+        sum.push_back(2 * wide(x[i]) - 0.5 * wide(y0[i]));
+        ratio.push_back(wide(x[i]) / (std::sqrt(square) + 1e-7));
+    }
+    const auto check = [&](auto axpby, auto normalize, auto transpose) {
         auto y = y0;
         ASSERT_TRUE(ok(axpby(y.data(), 2.f, x.data(), -0.5f, n, kTwoThreads)));
-        for (size_t i = 0; i < size_t(n); ++i)
-            EXPECT_NEAR(y[i], 2 * double(x[i]) - 0.5 * double(y0[i]),
-                        gamma<float>(2) * (2 * std::abs(x[i]) + std::abs(y0[i])));
-    }
-    double square = 0;
-    for (float value : x) square += double(value) * double(value);
-    for (const auto normalize :
-         {ref::frobenius_normalize<float>, cpu::frobenius_normalize<float>}) {
-        std::vector<float> y(x.size());
-        ASSERT_TRUE(ok(normalize(y.data(), x.data(), &square, n, kTwoThreads)));
-        for (size_t i = 0; i < size_t(n); ++i)
-            EXPECT_NEAR(y[i], double(x[i]) / (std::sqrt(square) + 1e-7),
-                        gamma<float>(3) * std::abs(y[i]));
-    }
-    for (const auto transpose : {ref::transpose<float>, cpu::transpose<float>}) {
-        std::vector<float> y(x.size()), back(x.size());
+        EXPECT_TRUE(close_stored(y, sum, gamma<float>(2) * (2 * max_abs(x) + max_abs(y0))));
+        ASSERT_TRUE(ok(normalize(y.data(), x32.data(), &square, n, kTwoThreads)));
+        EXPECT_TRUE(close_stored(y, ratio, 0, gamma<float>(3)));
         ASSERT_TRUE(ok(transpose(y.data(), x.data(), N, K, kTwoThreads)));
-        EXPECT_EQ(y[size_t(3 * N + 5)], x[size_t(5 * K + 3)]);
+        EXPECT_EQ(wide(y[size_t(3 * N + 5)]), wide(x[size_t(5 * K + 3)]));
+        std::vector<T> back(x.size());
         ASSERT_TRUE(ok(transpose(back.data(), y.data(), K, N, kTwoThreads)));
         EXPECT_TRUE(same_bits(back, x));
-    }
+    };
+    check(cpu::axpby<T, float>, cpu::frobenius_normalize<T, float>, cpu::transpose<T>);
+    if constexpr (std::is_same_v<T, float>)
+        check(ref::axpby<T, float>, ref::frobenius_normalize<T, float>, ref::transpose<T>);
 }
 
 TEST(NorMuon, RefusesBadSizes) {

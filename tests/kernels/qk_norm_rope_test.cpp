@@ -11,6 +11,10 @@ namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 using kernels::row_chunks;
 
+template <class T>
+class QkNormRopeStored : public testing::Test {};
+TYPED_TEST_SUITE(QkNormRopeStored, Storage);
+
 constexpr int kPositions = 131;
 
 // One case's inputs; positions jump about, angles are position * 100^(-2i/C).
@@ -18,7 +22,9 @@ template <class T>
 struct Case {
     int64_t N;
     int H, C;
-    std::vector<T> x, dy, gain, cos, sin, rstd, y, dx, dgain, scratch;
+    using A = kernels::accumulate_t<T>;
+    std::vector<T> x, dy, y, dx;
+    std::vector<A> gain, cos, sin, rstd, dgain, scratch;
     std::vector<int32_t> positions;
     Case(int64_t N, int H, int C)
         : N(N),
@@ -26,18 +32,18 @@ struct Case {
           C(C),
           x(normal<T>(size_t(N * H * C), 1)),
           dy(normal<T>(size_t(N * H * C), 2)),
-          gain(normal<T>(size_t(C), 3)),
-          rstd(size_t(N * H)),
           y(x.size()),
           dx(x.size()),
-          dgain(gain.size(), T(0.5)),
+          gain(normal<A>(size_t(C), 3)),
+          rstd(size_t(N * H)),
+          dgain(gain.size(), A(0.5)),
           scratch(size_t(row_chunks(N) * C)) {
         for (int64_t n = 0; n < N; ++n) positions.push_back(int32_t(n * 7 % kPositions));
         for (int t = 0; t < kPositions; ++t)
             for (int i = 0; i < C / 2; ++i) {
                 const double angle = t * std::pow(100.0, -2.0 * i / C);
-                cos.push_back(T(float(std::cos(angle))));
-                sin.push_back(T(float(std::sin(angle))));
+                cos.push_back(A(float(std::cos(angle))));
+                sin.push_back(A(float(std::sin(angle))));
             }
     }
 };
@@ -52,12 +58,14 @@ kernels::Status backward_ref(Case<double>& p) {
                                       p.positions.data(), p.N, p.H, p.C, p.scratch.data(),
                                       kOneThread);
 }
-kernels::Status forward_cpu(Case<float>& p, float eps, const kernels::Stream& s) {
+template <class T>
+kernels::Status forward_cpu(Case<T>& p, float eps, const kernels::Stream& s) {
     return cpu::qk_norm_rope_forward(p.y.data(), p.rstd.data(), p.x.data(), p.gain.data(),
                                      p.cos.data(), p.sin.data(), p.positions.data(), p.N, p.H, p.C,
                                      eps, s);
 }
-kernels::Status backward_cpu(Case<float>& p, const kernels::Stream& s) {
+template <class T>
+kernels::Status backward_cpu(Case<T>& p, const kernels::Stream& s) {
     return cpu::qk_norm_rope_backward(p.dx.data(), p.dgain.data(), p.dy.data(), p.x.data(),
                                       p.gain.data(), p.rstd.data(), p.cos.data(), p.sin.data(),
                                       p.positions.data(), p.N, p.H, p.C, p.scratch.data(), s);
@@ -119,14 +127,17 @@ TEST(QkNormRope, ScoresDependOnDistance) {
     EXPECT_GT(std::abs(other - score[0]), 1e-3);
 }
 
-TEST(QkNormRope, CpuMatchesRef) {
+TYPED_TEST(QkNormRopeStored, CpuMatchesRef) {
+    using T = TypeParam;
     for (const auto& [N, H, C] : {std::tuple<int64_t, int, int>{1, 1, 2},
                                   {3, 1, 34},
                                   {37, 3, 96},
                                   {131, 2, 64},
                                   {5, 1, 256}}) {
-        Case<float> p(N, H, C);
+        Case<T> p(N, H, C);
         Case<double> want(N, H, C);
+        want.x = cast<double>(p.x);  // rounded to T
+        want.dy = cast<double>(p.dy);
         const float eps = 0x1p-20f;
         ASSERT_TRUE(ok(forward_cpu(p, eps, kTwoThreads)));
         ASSERT_TRUE(ok(forward_ref(want, double(eps))));
@@ -135,7 +146,7 @@ TEST(QkNormRope, CpuMatchesRef) {
             z = std::max(z,
                          std::abs(want.x[i] * want.rstd[i / size_t(C)] * want.gain[i % size_t(C)]));
         const double depth = lane_depth(C) / 2 + 6;  // rstd, then z
-        EXPECT_TRUE(close(p.y, want.y, 2 * z * gamma<float>(depth + 2))) << N << H << C;
+        EXPECT_TRUE(close_stored(p.y, want.y, 2 * z * gamma<float>(depth + 2))) << N << H << C;
         EXPECT_TRUE(close(p.rstd, want.rstd, 0, gamma<float>(depth))) << N << H << C;
 
         want.rstd = cast<double>(p.rstd);  // both backends get the same
@@ -145,7 +156,8 @@ TEST(QkNormRope, CpuMatchesRef) {
         // to rounding: |dx| <= rstd*|g|*(1 + xhat).
         const double dz = 1.5 * max_abs(want.dy), g = dz * max_abs(want.gain),
                      bound = max_abs(want.rstd) * g * (1 + std::sqrt(double(C)));
-        EXPECT_TRUE(close(p.dx, want.dx, bound * gamma<float>(lane_depth(C) + 12))) << N << H << C;
+        EXPECT_TRUE(close_stored(p.dx, want.dx, bound * gamma<float>(lane_depth(C) + 12)))
+            << N << H << C;
         std::vector<double> columns(static_cast<size_t>(C), 0.5);
         for (size_t i = 0; i < p.x.size(); ++i)
             columns[i % size_t(C)] += dz * std::abs(want.x[i] * want.rstd[i / size_t(C)]);
@@ -155,11 +167,12 @@ TEST(QkNormRope, CpuMatchesRef) {
     }
 }
 
-TEST(QkNormRope, RowsDoNotDependOnOtherRowsNorOnThreads) {
+TYPED_TEST(QkNormRopeStored, RowsDoNotDependOnOtherRowsNorOnThreads) {
+    using T = TypeParam;
     for (const int C : {34, 96}) {
         const int64_t N = 301;
         const int H = 2;
-        Case<float> one(N, H, C), two(N, H, C);
+        Case<T> one(N, H, C), two(N, H, C);
         ASSERT_TRUE(ok(forward_cpu(one, 1e-6f, kOneThread)));
         ASSERT_TRUE(ok(forward_cpu(two, 1e-6f, kTwoThreads)));
         ASSERT_TRUE(ok(backward_cpu(one, kOneThread)));
@@ -170,7 +183,7 @@ TEST(QkNormRope, RowsDoNotDependOnOtherRowsNorOnThreads) {
         EXPECT_TRUE(same_bits(one.dgain, two.dgain));
         const size_t width = size_t(H * C);
         for (size_t n = 0; n < size_t(N); n += 37) {
-            Case<float> alone(1, H, C);
+            Case<T> alone(1, H, C);
             Shifted x(&one.x[n * width], width, n % 16 + 1),
                 dy(&one.dy[n * width], width, n % 16 + 1);
             alone.positions[0] = one.positions[n];
@@ -181,19 +194,19 @@ TEST(QkNormRope, RowsDoNotDependOnOtherRowsNorOnThreads) {
                 alone.dx.data(), alone.dgain.data(), dy.data(), x.data(), one.gain.data(),
                 alone.rstd.data(), one.cos.data(), one.sin.data(), alone.positions.data(), 1, H, C,
                 alone.scratch.data(), kOneThread)));
-            EXPECT_TRUE(
-                same_bits<float>(alone.y, std::span<const float>(&one.y[n * width], width)));
-            EXPECT_TRUE(
-                same_bits<float>(alone.dx, std::span<const float>(&one.dx[n * width], width)));
+            EXPECT_TRUE(same_bits<T>(alone.y, std::span<const T>(&one.y[n * width], width)));
+            EXPECT_TRUE(same_bits<T>(alone.dx, std::span<const T>(&one.dx[n * width], width)));
         }
     }
 }
 
-TEST(QkNormRope, OutputsMayBeInputs) {
-    Case<float> p(37, 2, 34);
+TYPED_TEST(QkNormRopeStored, OutputsMayBeInputs) {
+    using T = TypeParam;
+    Case<T> p(37, 2, 34);
     ASSERT_TRUE(ok(forward_cpu(p, 1e-6f, kOneThread)));
     ASSERT_TRUE(ok(backward_cpu(p, kOneThread)));
-    auto y = p.x, dx = p.dy, dgain = std::vector<float>(34, 0.5f);
+    auto y = p.x, dx = p.dy;
+    std::vector<float> dgain(34, 0.5f);
     ASSERT_TRUE(ok(cpu::qk_norm_rope_forward(y.data(), p.rstd.data(), y.data(), p.gain.data(),
                                              p.cos.data(), p.sin.data(), p.positions.data(), p.N,
                                              p.H, p.C, 1e-6f, kOneThread)));

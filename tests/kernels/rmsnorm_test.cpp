@@ -11,6 +11,10 @@ namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 using kernels::row_chunks;
 
+template <class T>
+class RmsNormStored : public testing::Test {};
+TYPED_TEST_SUITE(RmsNormStored, Storage);
+
 constexpr double kEps = 1;  // in the tests of gradients; keeps y analytic in a disc of radius 1
 
 // F = sum_n,d dy * y, with y of the forward pass; the fused form where alpha is given
@@ -79,26 +83,29 @@ TEST(RmsNorm, RefResidualGradientsMatchDifferences) {
     EXPECT_TRUE(close(p.dy, x_slopes, tolerance));  // the residual's own path
 }
 
-struct Floats {
+template <class T>
+struct Stored {
     int64_t N;
     int D;
-    std::vector<float> x, branch, gain, dy, rstd;
-    Floats(int64_t N, int D)
+    std::vector<T> x, branch, dy;
+    std::vector<float> gain, rstd;
+    Stored(int64_t N, int D)
         : N(N),
           D(D),
-          x(normal<float>(size_t(N * D), 1)),
-          branch(normal<float>(size_t(N * D), 2)),
+          x(normal<T>(size_t(N * D), 1)),
+          branch(normal<T>(size_t(N * D), 2)),
+          dy(normal<T>(size_t(N * D), 4)),
           gain(normal<float>(size_t(D), 3)),
-          dy(normal<float>(size_t(N * D), 4)),
           rstd(static_cast<size_t>(N)) {}
 };
 
-TEST(RmsNorm, CpuForwardMatchesRef) {
+TYPED_TEST(RmsNormStored, CpuForwardMatchesRef) {
+    using T = TypeParam;
     const float eps = 0x1p-20f, alpha = 0.25f;
     for (const int64_t N : {1, 3, 37})
         for (const int D : {1, 17, 1601}) {
-            Floats p(N, D);
-            std::vector<float> y(p.x.size()), z(p.x.size());
+            Stored<T> p(N, D);
+            std::vector<T> y(p.x.size()), z(p.x.size());
             std::vector<double> want(p.x.size()), rstd(static_cast<size_t>(N));
             const auto x = cast<double>(p.x), branch = cast<double>(p.branch),
                        gain = cast<double>(p.gain);
@@ -108,7 +115,7 @@ TEST(RmsNorm, CpuForwardMatchesRef) {
                                                 N, D, eps, kTwoThreads)));
             ASSERT_TRUE(ok(ref::rmsnorm_forward(want.data(), rstd.data(), x.data(), gain.data(), N,
                                                 D, double(eps), kOneThread)));
-            EXPECT_TRUE(close(y, want, 0, relative)) << N << " x " << D;
+            EXPECT_TRUE(close_stored(y, want, 0, relative)) << N << " x " << D;
             EXPECT_TRUE(close(p.rstd, rstd, 0, relative)) << N << " x " << D;
 
             ASSERT_TRUE(ok(cpu::residual_rmsnorm_forward(z.data(), p.rstd.data(), p.x.data(),
@@ -122,16 +129,17 @@ TEST(RmsNorm, CpuForwardMatchesRef) {
                                                          N, D, double(eps), kOneThread)));
             const double absolute =
                 alpha * max_abs(norm) * relative + gamma<float>(1) * max_abs(sum);
-            EXPECT_TRUE(close(z, sum, absolute)) << N << " x " << D;
+            EXPECT_TRUE(close_stored(z, sum, absolute)) << N << " x " << D;
             EXPECT_TRUE(close(p.rstd, rstd, 0, relative)) << N << " x " << D;
         }
 }
 
-TEST(RmsNorm, CpuBackwardMatchesRef) {
+TYPED_TEST(RmsNormStored, CpuBackwardMatchesRef) {
+    using T = TypeParam;
     const float scale = 0.25f;
     for (const int64_t N : {1, 37, 131})
         for (const int D : {1, 17, 1601}) {
-            Floats p(N, D);
+            Stored<T> p(N, D);
             const size_t size = p.x.size(), width = size_t(D);
             const auto x = cast<double>(p.x), gain = cast<double>(p.gain), dy = cast<double>(p.dy);
             std::vector<double> y(size), rstd64(static_cast<size_t>(N));
@@ -139,7 +147,8 @@ TEST(RmsNorm, CpuBackwardMatchesRef) {
                                                 D, 1e-6, kOneThread)));
             p.rstd = cast<float>(rstd64);
             const auto rstd = cast<double>(p.rstd);  // both backends get the same
-            std::vector<float> dx(size), dgain(width, 0.5f);
+            std::vector<T> dx(size);
+            std::vector<float> dgain(width, 0.5f);
             std::vector<double> want(size), want_gain(width, 0.5);
             std::vector<float> scratch(size_t(row_chunks(N) * D), NAN);
             std::vector<double> scratch64(scratch.size(), NAN);
@@ -162,7 +171,7 @@ TEST(RmsNorm, CpuBackwardMatchesRef) {
                 }
                 bound = std::max(bound, rstd[n] * (g + xhat * mean));
             }
-            EXPECT_TRUE(close(dx, want, bound * gamma<float>(lane_depth(D) + 9)))
+            EXPECT_TRUE(close_stored(dx, want, bound * gamma<float>(lane_depth(D) + 9)))
                 << N << " x " << D;
             double columns = 0;
             for (size_t d = 0; d < width; ++d) {
@@ -176,16 +185,18 @@ TEST(RmsNorm, CpuBackwardMatchesRef) {
         }
 }
 
-TEST(RmsNorm, RowsDoNotDependOnOtherRowsNorOnThreads) {
+TYPED_TEST(RmsNormStored, RowsDoNotDependOnOtherRowsNorOnThreads) {
+    using T = TypeParam;
     const float eps = 1e-6f;
     const int64_t N = 67;
     for (const int D : {17, 1601}) {
-        Floats p(N, D);
+        Stored<T> p(N, D);
         const size_t width = size_t(D);
-        std::vector<float> y[2], z[2], dx[2], dgain[2];
+        std::vector<T> y[2], z[2], dx[2];
+        std::vector<float> dgain[2];
         const kernels::Stream streams[2] = {kOneThread, kTwoThreads};
         for (int i = 0; i < 2; ++i) {
-            y[i] = z[i] = dx[i] = std::vector<float>(p.x.size());
+            y[i] = z[i] = dx[i] = std::vector<T>(p.x.size());
             dgain[i] = p.gain;
             std::vector<float> scratch(size_t(row_chunks(N) * D));
             ASSERT_TRUE(ok(cpu::residual_rmsnorm_forward(z[i].data(), p.rstd.data(), p.x.data(),
@@ -205,32 +216,35 @@ TEST(RmsNorm, RowsDoNotDependOnOtherRowsNorOnThreads) {
             const size_t at = n * width, shift = n % 16 + 1;
             Shifted x(&p.x[at], width, shift), branch(&p.branch[at], width, shift),
                 dy(&p.dy[at], width, shift);
-            std::vector<float> one(width), gain_sum(width), scratch(width);
+            std::vector<T> one(width);
+            std::vector<float> gain_sum(width), scratch(width);
             float rstd = 0;
             ASSERT_TRUE(
                 ok(cpu::residual_rmsnorm_forward(one.data(), &rstd, x.data(), branch.data(),
                                                  p.gain.data(), 0.3f, 1, D, eps, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(one, std::span<const float>(&z[0][at], width)));
+            EXPECT_TRUE(same_bits<T>(one, std::span<const T>(&z[0][at], width)));
             ASSERT_TRUE(ok(cpu::rmsnorm_forward(one.data(), &rstd, x.data(), p.gain.data(), 1, D,
                                                 eps, kOneThread)));
-            EXPECT_TRUE(same_bits<float>(one, std::span<const float>(&y[0][at], width)));
+            EXPECT_TRUE(same_bits<T>(one, std::span<const T>(&y[0][at], width)));
             ASSERT_TRUE(ok(cpu::rmsnorm_backward(one.data(), gain_sum.data(), dy.data(), x.data(),
                                                  p.gain.data(), &rstd, 0.3f, 1, D, scratch.data(),
                                                  kOneThread)));
-            EXPECT_TRUE(same_bits<float>(one, std::span<const float>(&dx[0][at], width)));
+            EXPECT_TRUE(same_bits<T>(one, std::span<const T>(&dx[0][at], width)));
         }
     }
 }
 
-TEST(RmsNorm, OutputsMayBeInputs) {
+TYPED_TEST(RmsNormStored, OutputsMayBeInputs) {
+    using T = TypeParam;
     const int64_t N = 3;
     const int D = 37;
-    Floats p(N, D);
-    std::vector<float> y(N * D), z(N * D), dx(N * D), gain_sum(D), scratch(D);
-    const auto forward = [&](float* out, const float* in) {
+    Stored<T> p(N, D);
+    std::vector<T> y(N * D), z(N * D), dx(N * D);
+    std::vector<float> gain_sum(D), scratch(D);
+    const auto forward = [&](T* out, const T* in) {
         return cpu::rmsnorm_forward(out, p.rstd.data(), in, p.gain.data(), N, D, 1e-6f, kOneThread);
     };
-    const auto residual = [&](float* out, const float* x, const float* branch) {
+    const auto residual = [&](T* out, const T* x, const T* branch) {
         return cpu::residual_rmsnorm_forward(out, p.rstd.data(), x, branch, p.gain.data(), 0.3f, N,
                                              D, 1e-6f, kOneThread);
     };
@@ -238,7 +252,8 @@ TEST(RmsNorm, OutputsMayBeInputs) {
     ASSERT_TRUE(
         ok(cpu::rmsnorm_backward(dx.data(), gain_sum.data(), p.dy.data(), p.x.data(), p.gain.data(),
                                  p.rstd.data(), 1.f, N, D, scratch.data(), kOneThread)));
-    std::vector<float> again(D), same = p.dy;
+    std::vector<float> again(D);
+    auto same = p.dy;
     ASSERT_TRUE(
         ok(cpu::rmsnorm_backward(same.data(), again.data(), same.data(), p.x.data(), p.gain.data(),
                                  p.rstd.data(), 1.f, N, D, scratch.data(), kOneThread)));

@@ -189,6 +189,25 @@ TEST(Sampling, RowsDoNotDependOnOtherRowsNorOnThreads) {
     }
 }
 
+// A bf16 logit is a float: the same tokens, among ties and NaN as well.
+TEST(Sampling, Bf16LogitsAreDrawnAsFloats) {
+    for (const size_t V : {size_t(1), size_t(3), size_t(37), size_t(1601)}) {
+        const size_t N = 37;
+        auto logits = normal<kernels::bf16>(N * V, 1, 2);
+        logits[V / 2] = kernels::bf16(NAN);
+        const auto wide = cast<float>(logits), u = uniforms(N);
+        std::vector<Sampling> settings;
+        for (size_t n = 0; n < N; ++n)
+            settings.push_back({n % 5 ? 1.f : 0.f, n % 3 ? 0 : 40, n % 2 ? 1.f : 0.9f});
+        std::vector<int32_t> got(N), want(N), scratch(N * V);
+        ASSERT_TRUE(ok(cpu::sample(got.data(), logits.data(), settings.data(), u.data(), int64_t(N),
+                                   int(V), scratch.data(), kTwoThreads)));
+        ASSERT_TRUE(ok(cpu::sample(want.data(), wide.data(), settings.data(), u.data(), int64_t(N),
+                                   int(V), scratch.data(), kOneThread)));
+        EXPECT_EQ(got, want) << V;
+    }
+}
+
 TEST(Sampling, RefusesBadSettings) {
     int32_t token = 0, scratch = 0;
     const float logit = 0, u = 0;

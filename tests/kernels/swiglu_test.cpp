@@ -8,6 +8,10 @@ namespace {
 namespace ref = kernels::ref;
 namespace cpu = kernels::cpu;
 
+template <class T>
+class SwigluStored : public testing::Test {};
+TYPED_TEST_SUITE(SwigluStored, Storage);
+
 // Sigmoid in float: exp within 1.1 ulp (2.2 u), one sum, one division, each u.
 constexpr double kSigmoid = 5;
 
@@ -32,28 +36,28 @@ TEST(Swiglu, RefGradientsMatchDifferences) {
     EXPECT_TRUE(close(dup, up_slopes, tolerance));
 }
 
-TEST(Swiglu, CpuMatchesRef) {
+TYPED_TEST(SwigluStored, CpuMatchesRef) {
+    using T = TypeParam;
     for (const int64_t n : {1, 3, 37, 1601, 40009}) {
         const size_t size = size_t(n);
-        const auto gate = normal<float>(size, 1, 4), up = normal<float>(size, 2),
-                   dy = normal<float>(size, 3);
+        const auto gate = normal<T>(size, 1, 4), up = normal<T>(size, 2), dy = normal<T>(size, 3);
         const auto gate64 = cast<double>(gate), up64 = cast<double>(up), dy64 = cast<double>(dy);
-        std::vector<float> y(size), dgate(size), dup(size);
+        std::vector<T> y(size), dgate(size), dup(size);
         std::vector<double> want(size), want_gate(size), want_up(size);
         ASSERT_TRUE(ok(cpu::swiglu_forward(y.data(), gate.data(), up.data(), n, kTwoThreads)));
         ASSERT_TRUE(
             ok(ref::swiglu_forward(want.data(), gate64.data(), up64.data(), n, kOneThread)));
-        EXPECT_TRUE(close(y, want, 0, gamma<float>(kSigmoid + 2))) << n;
+        EXPECT_TRUE(close_stored(y, want, 0, gamma<float>(kSigmoid + 2))) << n;
         ASSERT_TRUE(ok(cpu::swiglu_backward(dgate.data(), dup.data(), dy.data(), gate.data(),
                                             up.data(), n, kTwoThreads)));
         ASSERT_TRUE(ok(ref::swiglu_backward(want_gate.data(), want_up.data(), dy64.data(),
                                             gate64.data(), up64.data(), n, kOneThread)));
-        EXPECT_TRUE(close(dup, want_up, 0, gamma<float>(kSigmoid + 2))) << n;
+        EXPECT_TRUE(close_stored(dup, want_up, 0, gamma<float>(kSigmoid + 2))) << n;
         // 1 + a(1-s) may cancel: an error relative to |dy*up|*(1 + |a|), and s <= 1.
         double bound = 0;
         for (size_t i = 0; i < size; ++i)
             bound = std::max(bound, std::abs(dy64[i] * up64[i]) * (1 + std::abs(gate64[i])));
-        EXPECT_TRUE(close(dgate, want_gate, bound * gamma<float>(2 * kSigmoid + 6))) << n;
+        EXPECT_TRUE(close_stored(dgate, want_gate, bound * gamma<float>(2 * kSigmoid + 6))) << n;
     }
 }
 
@@ -73,13 +77,14 @@ TEST(Swiglu, ExtremeGatesAreFinite) {
     }
 }
 
-TEST(Swiglu, ElementsDoNotDependOnPlaceNorThreads) {
+TYPED_TEST(SwigluStored, ElementsDoNotDependOnPlaceNorThreads) {
+    using T = TypeParam;
     const int64_t n = 40009;  // more than one thread's work
-    const auto gate = normal<float>(n, 1, 4), up = normal<float>(n, 2), dy = normal<float>(n, 3);
-    std::vector<float> y[2], dgate[2], dup[2];
+    const auto gate = normal<T>(n, 1, 4), up = normal<T>(n, 2), dy = normal<T>(n, 3);
+    std::vector<T> y[2], dgate[2], dup[2];
     const kernels::Stream streams[2] = {kOneThread, kTwoThreads};
     for (int i = 0; i < 2; ++i) {
-        y[i] = dgate[i] = dup[i] = std::vector<float>(n);
+        y[i] = dgate[i] = dup[i] = std::vector<T>(n);
         ASSERT_TRUE(ok(cpu::swiglu_forward(y[i].data(), gate.data(), up.data(), n, streams[i])));
         ASSERT_TRUE(ok(cpu::swiglu_backward(dgate[i].data(), dup[i].data(), dy.data(), gate.data(),
                                             up.data(), n, streams[i])));
@@ -88,19 +93,20 @@ TEST(Swiglu, ElementsDoNotDependOnPlaceNorThreads) {
     EXPECT_TRUE(same_bits(dgate[0], dgate[1]));
     EXPECT_TRUE(same_bits(dup[0], dup[1]));
     for (size_t i = 0; i < n; i += 997) {
-        float one[3];
+        T one[3];
         ASSERT_TRUE(ok(cpu::swiglu_forward(&one[0], &gate[i], &up[i], 1, kOneThread)));
         ASSERT_TRUE(
             ok(cpu::swiglu_backward(&one[1], &one[2], &dy[i], &gate[i], &up[i], 1, kOneThread)));
-        const float want[3] = {y[0][i], dgate[0][i], dup[0][i]};
+        const T want[3] = {y[0][i], dgate[0][i], dup[0][i]};
         EXPECT_EQ(std::memcmp(one, want, sizeof one), 0) << i;
     }
 }
 
-TEST(Swiglu, OutputsMayBeInputs) {
+TYPED_TEST(SwigluStored, OutputsMayBeInputs) {
+    using T = TypeParam;
     const int64_t n = 1601;
-    const auto gate = normal<float>(n, 1), up = normal<float>(n, 2), dy = normal<float>(n, 3);
-    std::vector<float> y(n), dgate(n), dup(n);
+    const auto gate = normal<T>(n, 1), up = normal<T>(n, 2), dy = normal<T>(n, 3);
+    std::vector<T> y(n), dgate(n), dup(n);
     ASSERT_TRUE(ok(cpu::swiglu_forward(y.data(), gate.data(), up.data(), n, kOneThread)));
     ASSERT_TRUE(ok(cpu::swiglu_backward(dgate.data(), dup.data(), dy.data(), gate.data(), up.data(),
                                         n, kOneThread)));

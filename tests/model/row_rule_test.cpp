@@ -12,9 +12,13 @@ using namespace model::core;
 
 constexpr int T = 3 * kernels::kKeyBlock + 9;  // 201
 
-class RowRule : public testing::TestWithParam<int> {
+class RowRule : public testing::TestWithParam<std::tuple<int, DType>> {  // threads, dtype
   protected:
-    RowRule() : context("cpu", GetParam()), model(context, small_config(), DType::f32) {
+    RowRule()
+        : threads(std::get<0>(GetParam())),
+          dtype(std::get<1>(GetParam())),
+          context("cpu", threads),
+          model(context, small_config(), dtype) {
         randomise(model, false);
         tokens = random_tokens(T, model.config().vocab_size, 7);
     }
@@ -22,7 +26,7 @@ class RowRule : public testing::TestWithParam<int> {
     // The plain stack over the sequence, in calls that end at `cuts`, with `others` in the batch.
     Rows in_pieces(const std::vector<int>& cuts, const std::vector<int>& others = {}) {
         auto store = std::make_shared<PagedStore>(model);
-        Tensor hidden = Tensor::empty(context, {T, model.config().dim}, DType::f32);
+        Tensor hidden = Tensor::empty(context, {T, model.config().dim}, dtype);
         PagedStore::Pages pages;
         std::vector<PagedStore::Pages> other_pages(others.size());
         int first = 0;
@@ -54,6 +58,8 @@ class RowRule : public testing::TestWithParam<int> {
         return rows_of(trace);
     }
 
+    int threads;
+    DType dtype;
     Context context;
     Model model;
     std::vector<int32_t> tokens;
@@ -73,8 +79,8 @@ TEST_P(RowRule, PlainStackDoesNotDependOnCutsOrCompany) {
 
 TEST_P(RowRule, ThreadsDoNotMatter) {
     const Rows here = in_pieces({T});
-    Context other("cpu", 3 - GetParam());
-    Model same(other, small_config(), DType::f32);
+    Context other("cpu", 3 - threads);
+    Model same(other, small_config(), dtype);
     randomise(same, false);
     auto store = std::make_shared<PagedStore>(same);
     auto spans = std::make_shared<SpanBatch>();
@@ -179,10 +185,10 @@ TEST_P(RowRule, RecordedStatesRebuildTheRolloutBitForBit) {
 TEST_P(RowRule, OneWrongBitInTheRecordShows) {
     const int P = 64;
     const Trace rollout = decode_known(model, tokens, P, Mode::soft);
-    Tensor states = Tensor::empty(context, rollout.hidden.shape(), DType::f32);
+    Tensor states = Tensor::empty(context, rollout.hidden.shape(), dtype);
     states.copy_from(rollout.hidden);
-    uint32_t* word = reinterpret_cast<uint32_t*>(states.rows(100, 1).data<float>());
-    *word ^= 1u << 16;
+    // Bit 16 of a float, the last of a bf16.
+    states.rows(100, 1).raw()[dtype == DType::f32 ? 2 : 0] ^= std::byte(1);
     const Trace again = replay_recorded(model, tokens, P, Mode::soft, states);
     EXPECT_FALSE(same_bits(again.hidden.to_double(), rollout.hidden.to_double()));
 }
@@ -231,7 +237,14 @@ TEST_P(RowRule, ReplayMakesOnePositionExactAPass) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, RowRule, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Cpu, RowRule,
+                         testing::Combine(testing::Values(1, 2),
+                                          testing::Values(DType::f32, DType::bf16)),
+                         [](const auto& info) {
+                             return std::to_string(std::get<0>(info.param)) +
+                                    (std::get<0>(info.param) == 1 ? "_thread_" : "_threads_") +
+                                    tensor::name_of(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace fbt::tests

@@ -83,6 +83,16 @@ TEST(Ops, DoubleNeedsTheRefDevice) {
     EXPECT_NE(text.find("--device ref"), std::string::npos) << text;
 }
 
+TEST(Ops, Bf16IsNotForTheRefDevice) {
+    Context cpu("cpu", 1), ref("ref");
+    const Tensor a = Tensor::from_double(cpu, {1, 2, 3}, {3}, DType::bf16);
+    EXPECT_EQ(tensor::add(a, a).to_double(), (std::vector<double>{2, 4, 6}));
+    const Tensor b = Tensor::zeros(ref, {3}, DType::bf16);
+    const auto [kind, text] = error_of([&] { tensor::add(b, b); });
+    EXPECT_EQ(kind, ErrorKind::usage);
+    EXPECT_NE(text.find("needs --device cpu or cuda"), std::string::npos) << text;
+}
+
 TEST(SpanBatch, SlotsFollowTheBlocks) {
     tensor::SpanBatch spans;
     spans.add(63, 3, {640, 64});  // positions 63, 64, 65 over two scattered blocks
