@@ -25,7 +25,8 @@ constexpr int kTileRows = kStep, kTilePanels = 2;
 #else
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
-constexpr int kFew = 8;  // rows of a tile, up to which their scores lie in rows
+constexpr int kChunk = 4;  // splits whose dk and dv are one item of work where heads are few
+constexpr int kFew = 8;    // rows of a tile, up to which their scores lie in rows
 constexpr int kMaxStride = kMaxHeadDim + kLanes;
 
 template <int n>
@@ -522,8 +523,9 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     };
     const int64_t splits = ceil_div(table.max_end, kKeyBlock);
     const Backward<T> all{dq, dk, dv, delta, dout, q, k, v, o, lse, scale};
-    // 7 products instead of 5 pay where threads would idle for more than 2/7 of the time.
-    if (ceil_div(heads, s.threads) * s.threads * 5 <= heads * 7) {
+    // Scores twice cost half again, which pays where threads would idle for more than 1/3 of the
+    // time.
+    if (ceil_div(heads, s.threads) * s.threads * 2 <= heads * 3) {
 #pragma omp parallel for num_threads(s.threads) schedule(dynamic)
         for (int64_t i = 0; i < heads; ++i) backward_keys(all, rows(i), 0, int(splits));
         return {};
@@ -532,6 +534,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     queries.dk = queries.dv = nullptr;
     keys.dq = nullptr;
     const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
+    const int64_t chunks = ceil_div(splits, kChunk);
 #pragma omp parallel num_threads(s.threads)
     {
 #pragma omp for schedule(dynamic)
@@ -543,8 +546,9 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
                               int(splits));
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < splits * heads; ++item)
-            backward_keys(keys, rows(item % heads), int(item / heads), int(item / heads + 1));
+        for (int64_t item = 0; item < chunks * heads; ++item)
+            backward_keys(keys, rows(item % heads), int(item / heads) * kChunk,
+                          int(item / heads + 1) * kChunk);
     }
     return {};
 }
