@@ -3,9 +3,10 @@
 // g*(H/G) + i % (H/G), so the heads that share keys share a tile. Tiles are copied, as floats.
 //
 // Scores lie [key][row], a panel of 16 rows in one vector: what softmax does to a row it does in
-// the row's lane. Nothing depends on how rows fall into tiles: every dot product is one chain over
-// c, every sum over keys or rows one chain in ascending order that holds exactly those that see
-// each other.
+// the row's lane. Few rows, as in decoding, would leave lanes empty: theirs lie [row][key].
+//
+// Nothing depends on how rows fall into tiles: every dot product is one chain over c, every sum
+// over keys or rows one chain in ascending order that holds exactly those that see each other.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -40,7 +41,7 @@ constexpr int tile_stride(int C) { return int(ceil_div(C, kLanes) | 1) * kLanes;
 // The tile's rows that see a key, or its keys that a row sees: those from begin to end - 1.
 struct Ranges {
     static constexpr int kSize = std::max(kRows, kKeyBlock);
-    int begin[kSize], end[kSize];  // both ascend
+    int begin[kSize], end[kSize];  // neither ever falls
 };
 
 // out[x,y] = sum_c a[x,c] * b[y,c]  for x from `begin`, rounded down to kStep, to the step that
@@ -58,11 +59,11 @@ void product(float* out, int64_t out_stride, const float* a, int64_t stride, con
     }
 }
 
-// out[x,c] += sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
-// columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
+// out[x,c] = (add ? out[x,c] : 0) + sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows
+// and P panels of columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
 template <int64_t kRow, int64_t kColumn, int R, int P>
-void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, const float* b,
-                   int64_t stride, const int* begin, const int* end) {
+void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const float* w,
+                   const float* b, int64_t stride, const int* begin, const int* end) {
     // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
     // sum, not even as 0 * b.
     const int first = begin[0], middle = begin[R - 1];
@@ -70,7 +71,8 @@ void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, 
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p)
-            sum[r][p] = load_first(out + r * out_stride + p * kLanes, columns - p * kLanes);
+            sum[r][p] = add ? load_first(out + r * out_stride + p * kLanes, columns - p * kLanes)
+                            : splat(0.f);
     const auto some = [&](int from, int to) {
         for (int y = from; y < to; ++y) {
             Vec v[P];
@@ -93,23 +95,24 @@ void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, 
 
 // The same for n rows and all columns.
 template <int64_t kRow, int64_t kColumn, int R = kTileRows>
-void weighted_sum(float* out, int64_t out_stride, int n, int columns, const float* w,
+void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, const float* w,
                   const float* b, int64_t stride, const int* begin, const int* end) {
     int x = 0;
     for (; x + R <= n; x += R) {
+        const auto tile = [&](auto panels, int c) {
+            weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
+                                                    columns - c, add, w + x * kRow, b + c, stride,
+                                                    begin + x, end + x);
+        };
         int c = 0;
         for (; c + (kTilePanels - 1) * kLanes < columns; c += kTilePanels * kLanes)
-            weighted_tile<kRow, kColumn, R, kTilePanels>(out + x * out_stride + c, out_stride,
-                                                         columns - c, w + x * kRow, b + c, stride,
-                                                         begin + x, end + x);
-        if (c < columns)
-            weighted_tile<kRow, kColumn, R, 1>(out + x * out_stride + c, out_stride, columns - c,
-                                               w + x * kRow, b + c, stride, begin + x, end + x);
+            tile(constant<kTilePanels>, c);
+        if (c < columns) tile(constant<1>, c);
     }
     if constexpr (R > 1)
         if (x < n)
             weighted_sum<kRow, kColumn, R / 2>(out + x * out_stride, out_stride, n - x, columns,
-                                               w + x * kRow, b, stride, begin + x, end + x);
+                                               add, w + x * kRow, b, stride, begin + x, end + x);
 }
 
 // out = x, rounded: by its bits, because gcc vectorises no assignment of a struct.
@@ -137,7 +140,8 @@ void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t 
 
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 
-// Exchanges lanes l + W of a with lanes l of b, for the l without the bit W.
+// Transposes 16 x 16 floats in four stages: exchanges lanes l + W of a with lanes l of b, for the l
+// without the bit W.
 template <int W, int... l>
 inline void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
     const Lanes low = __builtin_shufflevector(a, b, (l & W ? kLanes + l - W : l)...);
@@ -328,8 +332,7 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
     // o_j of the rows from r0 on, weights p, and its combination with o
     const auto combine = [&](auto row_step, auto key_step, int r0, const float* p) {
         const int count = std::min(kStep, n - r0);
-        std::fill_n(sum_j, count * stride, 0.f);
-        weighted_sum<row_step, key_step>(sum_j, stride, count, columns, p, values, stride,
+        weighted_sum<row_step, key_step>(sum_j, stride, count, columns, false, p, values, stride,
                                          seen.begin + r0, seen.end + r0);
         for (int r = r0; r < r0 + count; ++r) {
             if (seen.begin[r] >= seen.end[r]) continue;
@@ -435,8 +438,7 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         // dq += ds k, over the split's keys in order
         for (int r0 = 0; a.dq && r0 < n; r0 += kStep) {
             const int count_here = std::min(kStep, n - r0);
-            std::fill_n(sum_j, count_here * stride, 0.f);
-            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, ds + r0, keys, stride,
+            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, false, ds + r0, keys, stride,
                                    seen.begin + r0, seen.end + r0);
             for (int r = 0; r < count_here; ++r) {
                 float* to = sum + (r0 + r) * stride;
@@ -447,10 +449,10 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         }
         // dv += p^T dout and dk += ds^T q, over the tile's rows in order
         if (a.dk) {
-            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, p, grad.row, stride,
-                                   seeing.begin, seeing.end);
-            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, ds, query.row, stride,
-                                   seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, true, p, grad.row,
+                                   stride, seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, true, ds, query.row,
+                                   stride, seeing.begin, seeing.end);
         }
     }
     for (int r = 0; a.dq && r < n; ++r) {
@@ -494,7 +496,7 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     // Items of work: span by key head by tile, so that a head's keys stay in the cache; the last
     // tile, which sees most keys, first; shorter spans' missing tiles skipped.
     const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
-    const int64_t items = table.count * G * tiles;
+    const int64_t items = int64_t(table.count) * G * tiles;
     // Waking a second thread for a short sequence's next position costs more than it saves.
     const int threads = table.rows * H * C * table.max_end < (1 << 16) ? 1 : s.threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
@@ -509,9 +511,9 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     return {};
 }
 
-// Where there is a span and key head for every thread, one thread does all of theirs, and scores
-// are computed once. Otherwise they are computed twice, for dq of each tile of rows and for dk and
-// dv of each split of keys. Every sum has the same order in both.
+// Where spans and key heads are enough for all threads, each is one thread's, and scores are
+// computed once. Otherwise they are computed twice, for dq of each tile of rows and for dk and dv
+// of each few splits of keys. Every sum has the same order in both.
 template <class T, class A>
 Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q, const T* k,
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
@@ -523,8 +525,8 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     };
     const int64_t splits = ceil_div(table.max_end, kKeyBlock);
     const Backward<T> all{dq, dk, dv, delta, dout, q, k, v, o, lse, scale};
-    // Scores twice cost half again, which pays where threads would idle for more than 1/3 of the
-    // time.
+    // Computing them twice costs half as much again, which pays where threads would else stand idle
+    // for more than a third of the time.
     if (ceil_div(heads, s.threads) * s.threads * 2 <= heads * 3) {
 #pragma omp parallel for num_threads(s.threads) schedule(dynamic)
         for (int64_t i = 0; i < heads; ++i) backward_keys(all, rows(i), 0, int(splits));
