@@ -38,10 +38,10 @@ FBT_HOST_DEVICE inline int first_visible(int t, int window) {
 //         hold every position [0, first+count) of each span (the span's own rows included);
 //         lse [N,H] A, may be null; scratch: attention_scratch_size<T> elements, aligned to 8
 //         bytes, or null.
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float. In
-//         bf16 weights are rounded (to 2^-8) for their product with v; l_j is the sum of the
-//         rounded ones, so that they still add up to 1. Scores, m, l, sums are float; o is rounded
-//         once.
+// Dtypes  T = float or, but for ref, bf16 with A = float; ref also T = A = double. In bf16 scores,
+//         m, l and sums are float and o is rounded once. On cuda weights are then rounded (to 2^-8)
+//         for their product with v, and l_j is the sum of the rounded ones, so that they still add
+//         up to 1; on cpu they are not.
 // Needs   H % G == 0, C even and <= 256, window >= 0; cuda: scale > 0.      Alias  none.
 // Errors  bad_argument where Needs is not met, and on cuda where spans and rows are too many for
 //         one grid or stride ("needs several calls").
@@ -72,8 +72,8 @@ FBT_OP(template <class T, class A = accumulate_t<T>>
 // atomics. dk and dv [rows,G,C] A are overwritten at every row that a span's positions
 // [0, first+count) occupy (zeros where nothing attends) and untouched elsewhere; no two spans may
 // share a key row. delta [N,H] A is scratch.
-// Dtypes, needs, errors and tables as in the forward; in bf16 p and ds are rounded for the products
-// they enter, dq once at the end. lse must be the forward's.
+// Dtypes, needs, errors and tables as in the forward; in bf16 dq is rounded once at the end and, on
+// cuda, p and ds for the products they enter. lse must be the forward's.
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q,
                                  const T* k, const T* v, const T* o, const A* lse,

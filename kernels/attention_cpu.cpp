@@ -1,11 +1,12 @@
-// Attention in tiles of 64 rows by one split of keys, on vectors of 16 floats. A "row" here is one
+// Attention in tiles of 128 rows by one split of keys, on vectors of 16 floats. A "row" here is one
 // query head of one position: row i of a span and key head g is position first + i / (H/G), head
 // g*(H/G) + i % (H/G), so the heads that share keys share a tile. Tiles are copied, as floats.
 //
 // Scores lie [key][row], a panel of 16 rows in one vector: what softmax does to a row it does in
-// the row's lane. Nothing depends on how rows fall into tiles: every dot product is one chain over
-// c, every sum over keys or rows one chain in ascending order that holds exactly those that see
-// each other.
+// the row's lane. Few rows, as in decoding, would leave lanes empty: theirs lie [row][key].
+//
+// Nothing depends on how rows fall into tiles: every dot product is one chain over c, every sum
+// over keys or rows one chain in ascending order that holds exactly those that see each other.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,15 +18,20 @@
 namespace fbt::kernels::cpu {
 namespace {
 
-constexpr int kRows = 64;  // rows of a tile
-constexpr int kStep = 8;   // rows or keys that are handled at once
+constexpr int kRows = 128;  // rows of a tile
+constexpr int kStep = 8;    // rows or keys that are handled at once
 // Rows and panels of 16 columns whose sums are in registers at once.
 #if defined(__AVX512F__)
 constexpr int kTileRows = kStep, kTilePanels = 2;
 #else
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
+constexpr int kChunk = 4;  // splits whose dk and dv are one item of work where heads are few
+constexpr int kFew = 8;    // rows of a tile, up to which their scores lie in rows
 constexpr int kMaxStride = kMaxHeadDim + kLanes;
+
+template <int n>
+constexpr std::integral_constant<int, n> constant;
 
 constexpr int round_up(int a, int b) { return int(ceil_div(a, b)) * b; }
 
@@ -34,29 +40,30 @@ constexpr int tile_stride(int C) { return int(ceil_div(C, kLanes) | 1) * kLanes;
 
 // The tile's rows that see a key, or its keys that a row sees: those from begin to end - 1.
 struct Ranges {
-    int begin[kRows], end[kRows];  // both ascend
+    static constexpr int kSize = std::max(kRows, kKeyBlock);
+    int begin[kSize], end[kSize];  // neither ever falls
 };
 
-// out[s,r] = sum_c keys[s,c] * query[c,r]  for the keys [begin, end), rounded to kStep, and P
-// panels of rows, query[panel][c][16].
-template <int P>
-void product(float* out, const float* keys, int64_t stride, const float* query, int begin, int end,
-             int C) {
-    for (int s = begin / kStep * kStep; s < end; s += kTileRows) {
-        Vec sum[kTileRows][P];
-        for (int r = 0; r < kTileRows; ++r)
+// out[x,y] = sum_c a[x,c] * b[y,c]  for x from `begin`, rounded down to kStep, to the step that
+// holds end - 1, and P panels of y: b[panel][c][16].
+template <int P, int R = kTileRows>
+void product(float* out, int64_t out_stride, const float* a, int64_t stride, const float* b,
+             int begin, int end, int C) {
+    for (int x = begin / kStep * kStep; x < end; x += R) {
+        Vec sum[R][P];
+        for (int r = 0; r < R; ++r)
             for (int p = 0; p < P; ++p) sum[r][p] = splat(0.f);
-        multiply(sum, keys + s * stride, stride, 1, query, kLanes, C * kLanes, C);
-        for (int r = 0; r < kTileRows; ++r)
-            for (int p = 0; p < P; ++p) store(out + (s + r) * kRows + p * kLanes, sum[r][p]);
+        multiply(sum, a + x * stride, stride, 1, b, kLanes, C * kLanes, C);
+        for (int r = 0; r < R; ++r)
+            for (int p = 0; p < P; ++p) store(out + (x + r) * out_stride + p * kLanes, sum[r][p]);
     }
 }
 
-// out[x,c] += sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
-// columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
+// out[x,c] = (add ? out[x,c] : 0) + sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows
+// and P panels of columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
 template <int64_t kRow, int64_t kColumn, int R, int P>
-void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, const float* b,
-                   int64_t stride, const int* begin, const int* end) {
+void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const float* w,
+                   const float* b, int64_t stride, const int* begin, const int* end) {
     // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
     // sum, not even as 0 * b.
     const int first = begin[0], middle = begin[R - 1];
@@ -64,7 +71,8 @@ void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, 
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p)
-            sum[r][p] = load_first(out + r * out_stride + p * kLanes, columns - p * kLanes);
+            sum[r][p] = add ? load_first(out + r * out_stride + p * kLanes, columns - p * kLanes)
+                            : splat(0.f);
     const auto some = [&](int from, int to) {
         for (int y = from; y < to; ++y) {
             Vec v[P];
@@ -87,24 +95,29 @@ void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, 
 
 // The same for n rows and all columns.
 template <int64_t kRow, int64_t kColumn, int R = kTileRows>
-void weighted_sum(float* out, int64_t out_stride, int n, int columns, const float* w,
+void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, const float* w,
                   const float* b, int64_t stride, const int* begin, const int* end) {
     int x = 0;
     for (; x + R <= n; x += R) {
+        const auto tile = [&](auto panels, int c) {
+            weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
+                                                    columns - c, add, w + x * kRow, b + c, stride,
+                                                    begin + x, end + x);
+        };
         int c = 0;
         for (; c + (kTilePanels - 1) * kLanes < columns; c += kTilePanels * kLanes)
-            weighted_tile<kRow, kColumn, R, kTilePanels>(out + x * out_stride + c, out_stride,
-                                                         columns - c, w + x * kRow, b + c, stride,
-                                                         begin + x, end + x);
-        if (c < columns)
-            weighted_tile<kRow, kColumn, R, 1>(out + x * out_stride + c, out_stride, columns - c,
-                                               w + x * kRow, b + c, stride, begin + x, end + x);
+            tile(constant<kTilePanels>, c);
+        if (c < columns) tile(constant<1>, c);
     }
     if constexpr (R > 1)
         if (x < n)
             weighted_sum<kRow, kColumn, R / 2>(out + x * out_stride, out_stride, n - x, columns,
-                                               w + x * kRow, b, stride, begin + x, end + x);
+                                               add, w + x * kRow, b, stride, begin + x, end + x);
 }
+
+// out = x, rounded: by its bits, because gcc vectorises no assignment of a struct.
+inline void assign(float& out, float x) { out = x; }
+inline void assign(bf16& out, float x) { out.bits = bf16(x).bits; }
 
 // Copies a row of C elements, zeros up to the next vector.
 template <class T>
@@ -112,13 +125,9 @@ void copy_row(float* to, const T* from, int C) {
     for (int c = 0; c < C; c += kLanes) store(to + c, load_first(from + c, C - c));
 }
 
-// Zeros behind `count` rows, up to a multiple of kStep.
-void pad_rows(float* tile, int64_t stride, int count) {
-    std::fill(tile + count * stride, tile + round_up(count, kStep) * stride, 0.f);
-}
-
-// Copies `count` rows of a key store. Meanwhile it fetches as many rows at `next`: key stores are
-// larger than caches, and rows of one key head too far apart for the processor to foresee them.
+// Copies `count` rows of a key store, zeros up to the next 16. Meanwhile it fetches as many rows at
+// `next`: key stores are larger than caches, and rows of one key head too far apart for the
+// processor to foresee them.
 template <class T>
 void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t from_stride,
                int count, int C) {
@@ -126,12 +135,13 @@ void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t 
         for (int c = 0; c < C; c += 64 / sizeof(T)) __builtin_prefetch(next + r * from_stride + c);
         copy_row(to + r * stride, from + r * from_stride, C);
     }
-    pad_rows(to, stride, count);
+    std::fill(to + count * stride, to + round_up(count, kLanes) * stride, 0.f);
 }
 
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 
-// Exchanges lanes l + W of a with lanes l of b, for the l without the bit W.
+// Transposes 16 x 16 floats in four stages: exchanges lanes l + W of a with lanes l of b, for the l
+// without the bit W.
 template <int W, int... l>
 inline void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
     const Lanes low = __builtin_shufflevector(a, b, (l & W ? kLanes + l - W : l)...);
@@ -144,7 +154,7 @@ inline void exchange_all(Lanes (&x)[kLanes]) {
         if (!(i & W)) exchange<W>(x[i], x[i + W], std::make_integer_sequence<int, kLanes>());
 }
 
-// Rows of an array [N,H,C], and once more in panels of 16 with the columns apart.
+// Copied rows, and once more in panels of 16 with the columns apart.
 struct Tile {
     alignas(64) float row[kRows * kMaxStride];
     alignas(64) float panel[kRows * kMaxHeadDim];  // [r/16][c][r%16]
@@ -161,6 +171,18 @@ struct Tile {
             }
     }
 };
+
+// p[row][key], the scores of n <= kFew rows, for all panels of keys at a time.
+template <int R = kFew>
+void few_scores(float* p, const float* query, int64_t stride, const float* keys, int n, int C) {
+    constexpr int kPanels = R <= 2 ? 4 : kTilePanels;  // enough sums to hide an addition's latency
+    if (n <= R / 2) {
+        if constexpr (R > 1) few_scores<R / 2>(p, query, stride, keys, n, C);
+        return;
+    }
+    for (int s = 0; s < kKeyBlock; s += kPanels * kLanes)
+        product<kPanels, R>(p + s, kKeyBlock, query, stride, keys + s * C, 0, n, C);
+}
 
 // What the rows of one span and key head share.
 struct Rows {
@@ -220,26 +242,107 @@ void for_panels(const Ranges& keys, int n, F f) {
         if (begin < end) f(width, r0, begin, end);
         p += width;
     };
-    while (p + kTilePanels <= panels) next(std::integral_constant<int, kTilePanels>());
-    while (p < panels) next(std::integral_constant<int, 1>());
+    while (p + kTilePanels <= panels) next(constant<kTilePanels>);
+    while (p < panels) next(constant<1>);
 }
+
+// The softmax of a tile's rows over the splits so far, and the factors that combine it with the
+// next one's.
+struct Softmax {
+    alignas(64) float m[kRows], l[kRows], old_factor[kRows], new_factor[kRows];
+
+    Softmax() {
+        std::fill(m, m + kRows, -INFINITY);
+        std::fill(l, l + kRows, 0.f);
+    }
+
+    // Of 16 rows from r0 on, in lanes: p[key][row], scores, become exp(score - m_j).
+    void add_lanes(int r0, float* p, int64_t stride, const int* begin, const int* end,
+                   float scale) {
+        float m_j[kLanes], l_j[kLanes] = {};
+        std::fill(m_j, m_j + kLanes, -INFINITY);
+        for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
+            float* score = p + s * stride;
+#pragma omp simd
+            for (int r = 0; r < kLanes; ++r) {
+                // Without && and stores on a condition this stays free of branches.
+                const float x = scale * score[r];
+                const float y = begin[r] <= s ? x : -INFINITY;
+                const float z = s < end[r] ? y : -INFINITY;
+                m_j[r] = z > m_j[r] ? z : m_j[r];
+                score[r] = z;
+            }
+        }
+        for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
+            float* score = p + s * stride;
+#pragma omp simd
+            for (int r = 0; r < kLanes; ++r) {
+                score[r] = exp(score[r] - m_j[r]);
+                l_j[r] += score[r];  // + 0, exactly, for a key that is not visible
+            }
+        }
+        combine(r0, m_j, l_j, begin, end);
+    }
+
+    // Of the first n <= 16 rows, each with its keys in lanes: p[row][key].
+    void add_few(int n, float* p, int64_t stride, const int* begin, const int* end, float scale) {
+        float m_j[kLanes] = {}, l_j[kLanes] = {};
+        for (int r = 0; r < n; ++r) {
+            float* score = p + r * stride + begin[r];
+            const int count = end[r] - begin[r];
+            m_j[r] = row_max(count, [&](int64_t s) { return scale * score[s]; });
+            const float most = m_j[r];
+#pragma omp simd
+            for (int s = 0; s < count; ++s) score[s] = exp(scale * score[s] - most);
+            for (int s = 0; s < count; ++s) l_j[r] += score[s];
+        }
+        combine(0, m_j, l_j, begin, end);
+    }
+
+  private:
+    void combine(int r0, const float* m_j, const float* l_j, const int* begin, const int* end) {
+#pragma omp simd
+        for (int r = 0; r < kLanes; ++r) {
+            const float m_new = m_j[r] > m[r0 + r] ? m_j[r] : m[r0 + r];
+            const bool visible = begin[r] < end[r];
+            old_factor[r0 + r] = visible ? exp(m[r0 + r] - m_new) : 1.f;
+            new_factor[r0 + r] = exp(m_j[r] - m_new);
+            l[r0 + r] =
+                visible ? l[r0 + r] * old_factor[r0 + r] + l_j[r] * new_factor[r0 + r] : l[r0 + r];
+            m[r0 + r] = visible ? m_new : m[r0 + r];
+        }
+    }
+};
 
 // One tile of the forward, rows [i0, i0+n).
 template <class T>
 void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Rows& rows, int i0,
                   int n, float scale) {
+    constexpr int kWidth = kTilePanels * kLanes;
     const int C = rows.C, stride = tile_stride(C), columns = round_up(C, kLanes);
-    alignas(64) float keys[kKeyBlock * kMaxStride], values[kKeyBlock * kMaxStride];
-    Tile query;
-    alignas(64) float p[kKeyBlock * kRows];  // scores, then exp(score - m_j): [key][row]
+    Tile query, keys;
+    alignas(64) float values[kKeyBlock * kMaxStride];
+    alignas(64) float p[kKeyBlock * kWidth];  // scores, then exp(score - m_j)
     alignas(64) float sum[kRows * kMaxStride], sum_j[kStep * kMaxStride];  // o, o_j
-    alignas(64) float m[kRows], l[kRows], old_factor[kRows], new_factor[kRows];
+    Softmax softmax;
     Ranges seen;
 
     rows.gather(query, stride, q, i0, n);
-    std::fill(m, m + kRows, -INFINITY);
-    std::fill(l, l + kRows, 0.f);
     std::fill_n(sum, n * stride, 0.f);
+    // o_j of the rows from r0 on, weights p, and its combination with o
+    const auto combine = [&](auto row_step, auto key_step, int r0, const float* p) {
+        const int count = std::min(kStep, n - r0);
+        weighted_sum<row_step, key_step>(sum_j, stride, count, columns, false, p, values, stride,
+                                         seen.begin + r0, seen.end + r0);
+        for (int r = r0; r < r0 + count; ++r) {
+            if (seen.begin[r] >= seen.end[r]) continue;
+            const float a = softmax.old_factor[r], b = softmax.new_factor[r];
+            float* to = sum + r * stride;
+            const float* from = sum_j + (r - r0) * stride;
+#pragma omp simd
+            for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
+        }
+    };
 
     const int lo = first_visible(rows.position(i0), rows.window);
     const int hi = rows.position(i0 + n - 1) + 1;
@@ -247,64 +350,30 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
         const int base = std::max(lo, j * kKeyBlock);
         const int count = std::min(hi, (j + 1) * kKeyBlock) - base;
         const int64_t at = rows.key(base), next = base + count < hi ? rows.key(base + count) : at;
-        copy_keys(keys, stride, k + at, k + next, rows.key_stride(), count, C);
+        copy_keys(keys.row, stride, k + at, k + next, rows.key_stride(), count, C);
         copy_keys(values, stride, v + at, v + next, rows.key_stride(), count, C);
         rows.keys_of_rows(seen, i0, n, base, count);
+        if (n <= kFew) {
+            keys.transpose(stride, count, C);
+            few_scores(p, query.row, stride, keys.panel, n, C);
+            softmax.add_few(n, p, kKeyBlock, seen.begin, seen.end, scale);
+            combine(constant<kKeyBlock>, constant<1>, 0, p);
+            continue;
+        }
         for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
-            product<panels>(p + r0, keys, stride, query.panel + r0 * C, begin, end, C);
+            product<panels>(p, kWidth, keys.row, stride, query.panel + r0 * C, begin, end, C);
+            for (int r = r0; r < r0 + panels * kLanes; r += kLanes)
+                softmax.add_lanes(r, p + r - r0, kWidth, seen.begin + r, seen.end + r, scale);
+            for (int r = r0; r < std::min(n, r0 + panels * kLanes); r += kStep)
+                combine(constant<1>, constant<kWidth>, r, p + r - r0);
         });
-        for (int r0 = 0; r0 < n; r0 += kLanes) {
-            const int *begin = seen.begin + r0, *end = seen.end + r0;
-            float m_j[kLanes], l_j[kLanes] = {};
-            std::fill(m_j, m_j + kLanes, -INFINITY);
-            for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
-                float* score = p + s * kRows + r0;
-#pragma omp simd
-                for (int r = 0; r < kLanes; ++r) {
-                    const bool visible = begin[r] <= s && s < end[r];
-                    score[r] = visible ? scale * score[r] : -INFINITY;
-                    m_j[r] = score[r] > m_j[r] ? score[r] : m_j[r];
-                }
-            }
-            for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
-                float* score = p + s * kRows + r0;
-#pragma omp simd
-                for (int r = 0; r < kLanes; ++r) {
-                    score[r] = exp(score[r] - m_j[r]);
-                    l_j[r] += score[r];  // + 0, exactly, for a key that is not visible
-                }
-            }
-#pragma omp simd
-            for (int r = 0; r < kLanes; ++r) {
-                const float m_new = m_j[r] > m[r0 + r] ? m_j[r] : m[r0 + r];
-                const bool visible = begin[r] < end[r];
-                old_factor[r0 + r] = visible ? exp(m[r0 + r] - m_new) : 1.f;
-                new_factor[r0 + r] = exp(m_j[r] - m_new);
-                l[r0 + r] = visible ? l[r0 + r] * old_factor[r0 + r] + l_j[r] * new_factor[r0 + r]
-                                    : l[r0 + r];
-                m[r0 + r] = visible ? m_new : m[r0 + r];
-            }
-        }
-        for (int r0 = 0; r0 < n; r0 += kStep) {
-            const int count_here = std::min(kStep, n - r0);
-            std::fill_n(sum_j, count_here * stride, 0.f);
-            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, p + r0, values, stride,
-                                   seen.begin + r0, seen.end + r0);
-            for (int r = 0; r < count_here; ++r) {
-                if (seen.begin[r0 + r] >= seen.end[r0 + r]) continue;
-                const float a = old_factor[r0 + r], b = new_factor[r0 + r];
-                float* to = sum + (r0 + r) * stride;
-                const float* from = sum_j + r * stride;
-#pragma omp simd
-                for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
-            }
-        }
     }
     for (int r = 0; r < n; ++r) {
         T* out = o + rows.head(i0 + r) * C;
+        const float l = softmax.l[r];
 #pragma omp simd
-        for (int c = 0; c < C; ++c) out[c] = T(sum[r * stride + c] / l[r]);
-        if (lse) lse[rows.head(i0 + r)] = m[r] + std::log(l[r]);
+        for (int c = 0; c < C; ++c) assign(out[c], sum[r * stride + c] / l);
+        if (lse) lse[rows.head(i0 + r)] = softmax.m[r] + std::log(l);
     }
 }
 
@@ -355,8 +424,8 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         rows.keys_of_rows(seen, i0, n, base, count);
         rows.rows_of_keys(seeing, i0, n, base, count);
         for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
-            product<panels>(p + r0, keys, stride, query.panel + r0 * C, begin, end, C);
-            product<panels>(ds + r0, values, stride, grad.panel + r0 * C, begin, end, C);
+            product<panels>(p + r0, kRows, keys, stride, query.panel + r0 * C, begin, end, C);
+            product<panels>(ds + r0, kRows, values, stride, grad.panel + r0 * C, begin, end, C);
             for (int s = begin; s < end; ++s) {
                 float *p_s = p + s * kRows, *ds_s = ds + s * kRows;
 #pragma omp simd
@@ -369,8 +438,7 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         // dq += ds k, over the split's keys in order
         for (int r0 = 0; a.dq && r0 < n; r0 += kStep) {
             const int count_here = std::min(kStep, n - r0);
-            std::fill_n(sum_j, count_here * stride, 0.f);
-            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, ds + r0, keys, stride,
+            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, false, ds + r0, keys, stride,
                                    seen.begin + r0, seen.end + r0);
             for (int r = 0; r < count_here; ++r) {
                 float* to = sum + (r0 + r) * stride;
@@ -381,16 +449,16 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         }
         // dv += p^T dout and dk += ds^T q, over the tile's rows in order
         if (a.dk) {
-            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, p, grad.row, stride,
-                                   seeing.begin, seeing.end);
-            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, ds, query.row, stride,
-                                   seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, true, p, grad.row,
+                                   stride, seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, true, ds, query.row,
+                                   stride, seeing.begin, seeing.end);
         }
     }
     for (int r = 0; a.dq && r < n; ++r) {
         T* out = a.dq + rows.head(i0 + r) * C;
 #pragma omp simd
-        for (int c = 0; c < C; ++c) out[c] = T(sum[r * stride + c]);
+        for (int c = 0; c < C; ++c) assign(out[c], sum[r * stride + c]);
     }
 }
 
@@ -425,16 +493,17 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
                          int H, int G, int C, int window, A scale, std::type_identity_t<A>*,
                          Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
-    const int64_t tiles = (int64_t(table.max_count) * (H / G) + kRows - 1) / kRows;
-    // Items of work: tile by span by key head, shorter spans' missing tiles skipped.
-    const int64_t spans = table.count;
+    // Items of work: span by key head by tile, so that a head's keys stay in the cache; the last
+    // tile, which sees most keys, first; shorter spans' missing tiles skipped.
+    const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
+    const int64_t items = int64_t(table.count) * G * tiles;
     // Waking a second thread for a short sequence's next position costs more than it saves.
     const int threads = table.rows * H * C * table.max_end < (1 << 16) ? 1 : s.threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t item = 0; item < tiles * spans * G; ++item) {
-        const Rows rows{
-            table.spans[item / G % spans], table.blocks, H, G, C, int(item % G), window};
-        const int64_t i0 = item / G / spans * kRows;
+    for (int64_t item = 0; item < items; ++item) {
+        const int64_t head = item / tiles;
+        const Rows rows{table.spans[head / G], table.blocks, H, G, C, int(head % G), window};
+        const int64_t i0 = (tiles - 1 - item % tiles) * kRows;
         if (i0 < rows.count())
             forward_tile(o, lse, q, k, v, rows, int(i0),
                          int(std::min<int64_t>(kRows, rows.count() - i0)), scale);
@@ -442,9 +511,9 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     return {};
 }
 
-// Where there is a span and key head for every thread, one thread does all of theirs, and scores
-// are computed once. Otherwise they are computed twice, for dq of each tile of rows and for dk and
-// dv of each split of keys. Every sum has the same order in both.
+// Where spans and key heads are enough for all threads, each is one thread's, and scores are
+// computed once. Otherwise they are computed twice, for dq of each tile of rows and for dk and dv
+// of each few splits of keys. Every sum has the same order in both.
 template <class T, class A>
 Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q, const T* k,
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
@@ -456,8 +525,9 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     };
     const int64_t splits = ceil_div(table.max_end, kKeyBlock);
     const Backward<T> all{dq, dk, dv, delta, dout, q, k, v, o, lse, scale};
-    // 7 products instead of 5 pay where threads would idle for more than 2/7 of the time.
-    if (ceil_div(heads, s.threads) * s.threads * 5 <= heads * 7) {
+    // Computing them twice costs half as much again, which pays where threads would else stand idle
+    // for more than a third of the time.
+    if (ceil_div(heads, s.threads) * s.threads * 2 <= heads * 3) {
 #pragma omp parallel for num_threads(s.threads) schedule(dynamic)
         for (int64_t i = 0; i < heads; ++i) backward_keys(all, rows(i), 0, int(splits));
         return {};
@@ -466,6 +536,7 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
     queries.dk = queries.dv = nullptr;
     keys.dq = nullptr;
     const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
+    const int64_t chunks = ceil_div(splits, kChunk);
 #pragma omp parallel num_threads(s.threads)
     {
 #pragma omp for schedule(dynamic)
@@ -477,8 +548,9 @@ Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T*
                               int(splits));
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < splits * heads; ++item)
-            backward_keys(keys, rows(item % heads), int(item / heads), int(item / heads + 1));
+        for (int64_t item = 0; item < chunks * heads; ++item)
+            backward_keys(keys, rows(item % heads), int(item / heads) * kChunk,
+                          int(item / heads + 1) * kChunk);
     }
     return {};
 }
