@@ -27,7 +27,7 @@ constexpr int kTileRows = kStep, kTilePanels = 2;
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
 constexpr int kChunk = 4;  // splits whose dk and dv are one item of work where heads are few
-constexpr int kFew = 8;    // rows of a tile, up to which their scores lie in rows
+constexpr int kFew = 4;    // rows of a tile, up to which their scores lie in rows
 constexpr int kMaxStride = kMaxHeadDim + kLanes;
 
 template <int n>
