@@ -115,10 +115,6 @@ void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, 
                                                add, w + x * kRow, b, stride, begin + x, end + x);
 }
 
-// out = x, rounded: by its bits, because gcc vectorises no assignment of a struct.
-inline void assign(float& out, float x) { out = x; }
-inline void assign(bf16& out, float x) { out.bits = bf16(x).bits; }
-
 // Copies a row of C elements, zeros up to the next vector.
 template <class T>
 void copy_row(float* to, const T* from, int C) {
@@ -140,20 +136,6 @@ void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t 
 
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 
-// Transposes 16 x 16 floats in four stages: exchanges lanes l + W of a with lanes l of b, for the l
-// without the bit W.
-template <int W, int... l>
-inline void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
-    const Lanes low = __builtin_shufflevector(a, b, (l & W ? kLanes + l - W : l)...);
-    b = __builtin_shufflevector(a, b, (l & W ? kLanes + l : l + W)...);
-    a = low;
-}
-template <int W>
-inline void exchange_all(Lanes (&x)[kLanes]) {
-    for (int i = 0; i < kLanes; ++i)
-        if (!(i & W)) exchange<W>(x[i], x[i + W], std::make_integer_sequence<int, kLanes>());
-}
-
 // Copied rows, and once more in panels of 16 with the columns apart.
 struct Tile {
     alignas(64) float row[kRows * kMaxStride];
@@ -165,7 +147,7 @@ struct Tile {
                 Lanes x[kLanes];
                 for (int r = 0; r < kLanes; ++r)
                     std::memcpy(&x[r], row + (p * kLanes + r) * stride + c0, sizeof(Lanes));
-                exchange_all<8>(x), exchange_all<4>(x), exchange_all<2>(x), exchange_all<1>(x);
+                cpu::transpose(x);
                 for (int c = c0; c < std::min(C, c0 + kLanes); ++c)
                     std::memcpy(panel + (p * C + c) * kLanes, &x[c - c0], sizeof(Lanes));
             }
@@ -372,7 +354,7 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
         T* out = o + rows.head(i0 + r) * C;
         const float l = softmax.l[r];
 #pragma omp simd
-        for (int c = 0; c < C; ++c) assign(out[c], sum[r * stride + c] / l);
+        for (int c = 0; c < C; ++c) store(out[c], sum[r * stride + c] / l);
         if (lse) lse[rows.head(i0 + r)] = softmax.m[r] + std::log(l);
     }
 }
@@ -458,7 +440,7 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
     for (int r = 0; a.dq && r < n; ++r) {
         T* out = a.dq + rows.head(i0 + r) * C;
 #pragma omp simd
-        for (int c = 0; c < C; ++c) assign(out[c], sum[r * stride + c]);
+        for (int c = 0; c < C; ++c) store(out[c], sum[r * stride + c]);
     }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #endif
@@ -38,17 +39,6 @@ static inline void store_first(float* p, Vec a, int64_t count) {
 }
 static inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// kLanes floats, rounded as bf16's constructor rounds.
-static inline void store(bf16* p, Vec a) {
-    const __m512i bits = _mm512_castps_si512(a.v), one = _mm512_set1_epi32(1);
-    const __m512i tie = _mm512_and_si512(_mm512_maskz_srli_epi32(__mmask16(0xffff), bits, 16), one);
-    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    rounded = _mm512_maskz_srli_epi32(__mmask16(0xffff), rounded, 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_maskz_cvtepi32_epi16(__mmask16(0xffff), rounded));
-}
 // The first or the second elements of kLanes pairs of bf16.
 static inline Vec load_first_of_pairs(const bf16* p) {
     // (the masked shift, because GCC 12 warns of the plain one's own code)
@@ -120,11 +110,6 @@ static inline Vec load_first_of_pairs(const bf16* p) {
 static inline Vec load_second_of_pairs(const bf16* p) { return load_first_of_pairs(p + 1); }
 #endif
 #if !defined(__AVX512F__)
-static inline void store(bf16* p, Vec a) {
-    float lane[kLanes];
-    store(lane, a);
-    for (int l = 0; l < kLanes; ++l) p[l] = bf16(lane[l]);
-}
 static inline Vec load(const bf16* p) {
     float lane[kLanes];
     for (int l = 0; l < kLanes; ++l) lane[l] = float(p[l]);
@@ -147,6 +132,26 @@ static inline void store_first(float* p, Vec a, int64_t count) {
     for (int64_t l = 0; l < count; ++l) p[l] = lane[l];
 }
 #endif
+
+// Transposes 16 vectors of 16 elements in four rounds, each of which exchanges lanes l + W of one
+// with lanes l of another, for the l without the bit W.
+template <int W, class Lanes, int... l>
+inline void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
+    const Lanes low = __builtin_shufflevector(a, b, (l & W ? kLanes + l - W : l)...);
+    b = __builtin_shufflevector(a, b, (l & W ? kLanes + l : l + W)...);
+    a = low;
+}
+template <class Lanes>
+inline void transpose(Lanes (&x)[kLanes]) {
+    const auto round = [&]<int W>() {
+        for (int i = 0; i < kLanes; ++i)
+            if (!(i & W)) exchange<W>(x[i], x[i + W], std::make_integer_sequence<int, kLanes>());
+    };
+    round.template operator()<8>();
+    round.template operator()<4>();
+    round.template operator()<2>();
+    round.template operator()<1>();
+}
 
 // sum[r][p] += sum_k a[r,k] * b[k,p,0..15], one chain of fused multiply-adds, k ascending: the same
 // bits whatever R and P are, and however the range of k is cut into calls.

@@ -22,27 +22,7 @@ int threads_for(int64_t work, Stream s) { return work < kSerialWork ? 1 : s.thre
 
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// 16 vectors of 16 pairs, and their transpose: four rounds, each of which exchanges the rows and
-// columns of squares twice as large as the one before.
 using Pairs = uint32_t __attribute__((vector_size(64), aligned(64)));
-
-template <int W, int... l>
-void exchange(Pairs& a, Pairs& b, std::integer_sequence<int, l...>) {
-    const Pairs low = __builtin_shufflevector(a, b, ((l & W) ? 16 + l - W : l)...);
-    b = __builtin_shufflevector(a, b, ((l & W) ? 16 + l : l + W)...);
-    a = low;
-}
-template <int W>
-void exchange_all(Pairs (&v)[16]) {
-    for (int i = 0; i < 16; ++i)
-        if (!(i & W)) exchange<W>(v[i], v[i + W], std::make_integer_sequence<int, 16>());
-}
-void transpose(Pairs (&v)[16]) {
-    exchange_all<1>(v);
-    exchange_all<2>(v);
-    exchange_all<4>(v);
-    exchange_all<8>(v);
-}
 
 uint32_t pair(bf16 first, bf16 second) { return first.bits | uint32_t(second.bits) << 16; }
 
@@ -214,9 +194,8 @@ Status bf16_forward(const DotKernel& kernel, bf16* y, const bf16* x, const bf16*
                 for (int64_t r = 0; r < rows; ++r) {
                     bf16* to = y + (m + r) * N + n;
                     const float* from = blocks.sum + r * group;
-                    int64_t c = 0;
-                    for (; c + kLanes <= columns; c += kLanes) store(to + c, load(from + c));
-                    for (; c < columns; ++c) to[c] = bf16(from[c]);
+#pragma omp simd
+                    for (int64_t c = 0; c < columns; ++c) store(to[c], from[c]);
                 }
             }
         }
