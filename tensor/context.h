@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ class Memory {
     virtual void* allocate(size_t bytes) = 0;  // null when the device has no more
     virtual void release(void* p) = 0;
     virtual void trim() {}  // gives what was released back to the system
+    // That nobody may touch this memory, or that it may be used again: for checkers of memory.
+    virtual void forbid(void*, size_t /*bytes*/) {}
+    virtual void allow(void*, size_t /*bytes*/) {}
     virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
     virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
     virtual void copy(void* to, const void* from, size_t bytes) = 0;
@@ -70,8 +74,11 @@ CudaDevice cuda_device();
 // What a block of memory is for; blocks of one use are not reused for the other.
 enum class Use { work, inbox };
 
-// A caching allocator. Training asks for the same sizes every step, so a released block goes to a
-// free list of its (rounded) size and the next step finds it there, its pages already mapped.
+// A caching allocator: what is released stays here, its pages mapped, for the next who asks.
+//   small blocks and inboxes  in free lists, one for each (rounded) size
+//   larger blocks             cut from chunks of the device's memory, the smallest free piece that
+//                             fits; neighbours that are free become one piece again. So steps whose
+//                             numbers of rows differ (prefixes are drawn) share the same memory.
 class Arena {
   public:
     explicit Arena(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
@@ -79,22 +86,32 @@ class Arena {
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // Aligned to 64 bytes. Throws environment when memory is out, with `plan` in the message.
+    // Aligned to 64 bytes, larger blocks to 256. Throws environment when memory is out, with `plan`
+    // in the message.
     void* allocate(size_t bytes, Use use = Use::work);
     void release(void* p, size_t bytes, Use use = Use::work);
     Memory& memory() { return *memory_; }
     const std::shared_ptr<Memory>& shared_memory() const { return memory_; }
     size_t in_use() const { return in_use_; }
     size_t peak() const { return peak_; }
+    size_t held() const { return held_; }  // taken from the device
     void set_plan(std::string plan) { plan_ = std::move(plan); }
 
   private:
-    static size_t rounded(size_t bytes);
-    void release_cached();  // gives every cached block back to the device
+    using Address = std::byte*;
+    static size_t rounded(size_t bytes, Use use);
+    static bool listed(size_t size, Use use);
+    void* take_piece(size_t size);  // null where none fits
+    void add_piece(Address p, size_t size);
+    void* from_device(size_t size);  // null when the device has no more
+    void release_cached();  // gives every cached block and every unused chunk back to the device
+
     std::shared_ptr<Memory> memory_;
     std::mutex mutex_;
-    std::map<std::pair<Use, size_t>, std::vector<void*>> free_;
-    size_t in_use_ = 0, peak_ = 0;
+    std::map<std::pair<Use, size_t>, std::vector<void*>> lists_;
+    std::map<Address, size_t> chunks_, pieces_;     // of the device; free parts of chunks
+    std::set<std::pair<size_t, Address>> by_size_;  // the same pieces
+    size_t in_use_ = 0, peak_ = 0, held_ = 0;
     std::string plan_;  // what the program meant to use
 };
 
