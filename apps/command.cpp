@@ -16,7 +16,8 @@ void Machine::declare(Settings& settings) {
     for (const std::string& name : tensor::device_names())
         names += (names.empty() ? "" : " or ") + name;
     settings.add("device", &device, "where to compute: " + names).changeable();
-    settings.add("dtype", &dtype, "arithmetic: f32; f64 on the device ref; bf16 on CUDA");
+    settings.add("dtype", &dtype,
+                 "arithmetic: f32; bf16, but not on the device ref; f64, on it alone");
     settings.add("threads", &threads, "threads of the CPU's kernels; 0: all")
         .at_least(0)
         .at_most(4096)
@@ -33,12 +34,12 @@ DType Machine::checked_dtype() const {
     if (dtype == "f64" && device == "ref") return DType::f64;
     if (dtype == "f64")
         throw Error(ErrorKind::usage, "--dtype f64 is for --device ref only, not for " + device);
-    if (dtype == "bf16" && device != "cpu" && device != "ref") return DType::bf16;
+    if (dtype == "bf16" && device != "ref") return DType::bf16;
     if (dtype == "bf16")
         throw Error(ErrorKind::usage,
-                    "--dtype bf16 is for CUDA devices, not for " + device + "; use f32");
+                    "--dtype bf16 is for --device cpu or a CUDA device, not for ref; use f32");
     throw Error(ErrorKind::usage, "--dtype is " + tensor::in_quotes(dtype) +
-                                      ", needed f32, f64 on the device ref, or bf16 on CUDA");
+                                      ", needed f32, bf16, or f64 on the device ref");
 }
 
 void check_output(const std::string& flag, const std::string& path) {

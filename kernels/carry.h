@@ -23,7 +23,7 @@ struct Jitter {
 // Backward  dprevious / dfirst [that row] += dy[r,:]
 // Shapes  y, dy [R,D] T; first, previous [.,D] T; noise [R,D] A or null (given from outside).
 //         An unused source may be null.
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float;
+// Dtypes  T = float with A = float, cpu and cuda also T = bf16, ref also T = A = double;
 //         computed in A, rounded once.      Errors  bad_argument where R or D is out of range.
 // Needs   R >= 0, D >= 1; no two r name the same source row.      Alias  none.
 // Moves   forward 2*R*D*sizeof(T) bytes, with noise R*D*sizeof(A) more; backward 3*R*D*sizeof(T)

@@ -15,6 +15,12 @@ static inline int threads_for_elements(const Stream& s, int64_t elements) {
     return elements < 16384 || s.threads < 1 ? 1 : s.threads;
 }
 
+// to = x, rounded once. A call, because gcc vectorises no loop that makes a bf16 in its own body.
+template <class T>
+static inline void store(T& to, float x) {
+    to = T(x);
+}
+
 // f(i) for i < n, vectorised. One thread enters no parallel region: that alone costs 0.4 us, as
 // much as a decoding step's norm. f holds its pointers by value, so that they stay in registers.
 template <class F>

@@ -32,6 +32,27 @@ static inline void store_first(float* p, Vec a, int64_t count) {
 }
 static inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// kLanes floats, rounded as bf16's constructor rounds.
+static inline void store(bf16* p, Vec a) {
+    const __m512i bits = _mm512_castps_si512(a.v), one = _mm512_set1_epi32(1);
+    const __m512i tie = _mm512_and_si512(_mm512_maskz_srli_epi32(__mmask16(0xffff), bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    rounded = _mm512_maskz_srli_epi32(__mmask16(0xffff), rounded, 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_maskz_cvtepi32_epi16(__mmask16(0xffff), rounded));
+}
+// The first or the second elements of kLanes pairs of bf16.
+static inline Vec load_first_of_pairs(const bf16* p) {
+    // (the masked shift, because GCC 12 warns of the plain one's own code)
+    return {
+        _mm512_castsi512_ps(_mm512_maskz_slli_epi32(__mmask16(0xffff), _mm512_loadu_si512(p), 16))};
+}
+static inline Vec load_second_of_pairs(const bf16* p) {
+    return {_mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000u))))};
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 struct Vec {
     __m256 lo, hi;
@@ -47,6 +68,18 @@ static inline Vec add(Vec a, Vec b) {
 }
 static inline Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline __m256i load_pairs(const bf16* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+static inline Vec load_first_of_pairs(const bf16* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(load_pairs(p), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(load_pairs(p + kLanes), 16))};
+}
+static inline Vec load_second_of_pairs(const bf16* p) {
+    const __m256i upper = _mm256_set1_epi32(int(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(load_pairs(p), upper)),
+            _mm256_castsi256_ps(_mm256_and_si256(load_pairs(p + kLanes), upper))};
 }
 #else
 struct Vec {
@@ -73,8 +106,20 @@ static inline Vec fma(Vec a, Vec b, Vec c) {
     for (int l = 0; l < kLanes; ++l) c.v[l] = std::fma(a.v[l], b.v[l], c.v[l]);
     return c;
 }
+static inline Vec load_first_of_pairs(const bf16* p) {
+    Vec a;
+    for (int l = 0; l < kLanes; ++l) a.v[l] = float(p[2 * l]);
+    return a;
+}
+static inline Vec load_second_of_pairs(const bf16* p) { return load_first_of_pairs(p + 1); }
 #endif
-#if !defined(__AVX512F__)  // without masks, part of a Vec goes through memory
+#if !defined(__AVX512F__)
+static inline void store(bf16* p, Vec a) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int l = 0; l < kLanes; ++l) p[l] = bf16(lane[l]);
+}
+// Without masks, part of a Vec goes through memory.
 static inline Vec load_first(const float* p, int64_t count) {
     if (count >= kLanes) return load(p);
     float lane[kLanes] = {};

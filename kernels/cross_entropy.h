@@ -12,7 +12,7 @@ namespace fbt::kernels {
 //   dlogits[n,v] = weight[n] * ((1 + 2*z_weight*lse[n])*exp(logits[n,v] - lse[n])
 //                               - [v == targets[n]])
 // Shapes  logits, dlogits [N,V] T; ce, lse, weight [N] A; targets [N], each < V.
-// Dtypes  T = float with A = float, or T = A = double on ref; cuda also T = bf16 with A = float.
+// Dtypes  T = float with A = float, cpu and cuda also T = bf16, ref also T = A = double.
 //         Sums in A, one fixed order per row.
 // Needs   N >= 0, V >= 1.      Errors  bad_argument where N or V is out of that range.
 // Alias   dlogits may be logits.

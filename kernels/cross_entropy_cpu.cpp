@@ -17,11 +17,11 @@ Status cross_entropy_forward(A* ce, A* lse, const T* logits, const int32_t* targ
     if (N < 0 || V < 1) return {Code::bad_argument, "cross_entropy_forward needs N >= 0, V >= 1"};
     for_rows(s, N, V, [=](int64_t n) {
         const T* row = logits + n * V;
-        const A m = row_max(V, [row](int64_t v) { return row[v]; });
-        const A sum = row_sum(V, [row, m](int64_t v) { return exp(row[v] - m); });
+        const A m = row_max(V, [row](int64_t v) { return A(row[v]); });
+        const A sum = row_sum(V, [row, m](int64_t v) { return exp(A(row[v]) - m); });
         const A log_sum = std::log(sum);
         lse[n] = m + log_sum;
-        ce[n] = targets[n] < 0 ? A(0) : log_sum + (m - row[targets[n]]);
+        ce[n] = targets[n] < 0 ? A(0) : log_sum + (m - A(row[targets[n]]));
     });
     return {};
 }
@@ -35,22 +35,24 @@ Status cross_entropy_backward(T* dlogits, const T* logits, const A* lse, const i
         T* dlogits_row = dlogits + n * V;
         const T* row = logits + n * V;
         if (targets[n] < 0) {
-            std::fill_n(dlogits_row, V, T(0));
+            std::fill_n(dlogits_row, V, T(0.f));
             return;
         }
         const A z = 1 + 2 * z_weight * lse[n], l = lse[n], w = weight[n];
-        const A at_target = w * (z * exp(row[targets[n]] - l) - 1);  // before row is overwritten
+        const A target = A(row[targets[n]]);  // before the row is overwritten
 #pragma omp simd
-        for (int v = 0; v < V; ++v) dlogits_row[v] = w * (z * exp(row[v] - l));
-        dlogits_row[targets[n]] = at_target;
+        for (int v = 0; v < V; ++v) store(dlogits_row[v], w * (z * exp(A(row[v]) - l)));
+        dlogits_row[targets[n]] = T(w * (z * exp(target - l) - 1));
     });
     return {};
 }
 
-template Status cross_entropy_forward<float, float>(float*, float*, const float*, const int32_t*,
-                                                    int64_t, int, Stream);
-template Status cross_entropy_backward<float, float>(float*, const float*, const float*,
-                                                     const int32_t*, const float*, float, int64_t,
-                                                     int, Stream);
+#define FBT_INSTANTIATE(T)                                                                       \
+    template Status cross_entropy_forward<T, float>(float*, float*, const T*, const int32_t*,    \
+                                                    int64_t, int, Stream);                       \
+    template Status cross_entropy_backward<T, float>(T*, const T*, const float*, const int32_t*, \
+                                                     const float*, float, int64_t, int, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

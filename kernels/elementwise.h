@@ -4,7 +4,7 @@
 
 namespace fbt::kernels {
 
-// Dtypes of all: T = float, ref also double, cuda also bf16 (added in float, rounded once).
+// Dtypes of all: T = float, cpu and cuda also bf16 (added in float, rounded once), ref also double.
 // Errors: bad_argument where a size is out of the range that Needs gives.
 
 // y[i] += x[i]. Shapes [n] T.      Needs  n >= 0.      Moves  3*n*sizeof(T) bytes

@@ -10,7 +10,7 @@ namespace fbt::kernels::cpu {
 template <class T>
 Status add_accum(T* y, const T* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] += x[i]; });
+    for_elements(s, n, [=](int64_t i) { store(y[i], float(y[i]) + float(x[i])); });
     return {};
 }
 
@@ -18,7 +18,7 @@ Status add_accum(T* y, const T* x, int64_t n, Stream s) {
 template <class T>
 Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = a[i] + b[i]; });
+    for_elements(s, n, [=](int64_t i) { store(y[i], float(a[i]) + float(b[i])); });
     return {};
 }
 
@@ -26,7 +26,7 @@ Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
 template <class T, class A>
 Status cast(T* y, const A* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "cast needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = T(x[i]); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], x[i]); });
     return {};
 }
 
@@ -54,12 +54,13 @@ Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, 
     return {};
 }
 
-template Status add_accum<float>(float*, const float*, int64_t, Stream);
-template Status add<float>(float*, const float*, const float*, int64_t, Stream);
-template Status cast<float, float>(float*, const float*, int64_t, Stream);
-template Status concat_columns<float>(float*, const float*, const float*, int64_t, int64_t, int64_t,
-                                      Stream);
-template Status split_columns<float>(float*, float*, const float*, int64_t, int64_t, int64_t,
-                                     Stream);
+#define FBT_INSTANTIATE(T)                                                                        \
+    template Status add_accum<T>(T*, const T*, int64_t, Stream);                                  \
+    template Status add<T>(T*, const T*, const T*, int64_t, Stream);                              \
+    template Status cast<T, float>(T*, const float*, int64_t, Stream);                            \
+    template Status concat_columns<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
+    template Status split_columns<T>(T*, T*, const T*, int64_t, int64_t, int64_t, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

@@ -8,7 +8,7 @@ namespace fbt::kernels {
 // Backward  dw[v,:] += sum over n with tokens[n] = v of dy[n,:]
 // Shapes  y, dy [N,D] T; w, dw [V,D] A; tokens [N], each in [0,V) (the caller checks);
 //         scratch [2*N] int32, used by cuda only, elsewhere it may be null.
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float.
+// Dtypes  T = float with A = float, cpu and cuda also T = bf16, ref also T = A = double.
 //         Sums in A, in an order given by the rows that hold v: ascending n; cuda cuts them into
 //         chunks of kRowChunk rows, which 16 sums take in turn, and adds those in order.
 // Needs   N >= 0; D, V >= 1; cuda's backward N < 2^31.      Errors  bad_argument where Needs is not

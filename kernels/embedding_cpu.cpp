@@ -1,19 +1,22 @@
 // Token embedding on CPU threads.
 #include <omp.h>
 
-#include <algorithm>
-
 #include "kernels/cpu_math.h"
 #include "kernels/embedding.h"
 
 namespace fbt::kernels::cpu {
 
-// y[n,:] = w[tokens[n],:]. T = A here, so nothing is rounded.
+// y[n,:] = T(w[tokens[n],:])
 template <class T>
 Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, int64_t N, int D,
                          Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "embedding_forward needs N >= 0, D >= 1"};
-    for_rows(s, N, D, [=](int64_t n) { std::copy_n(w + int64_t(tokens[n]) * D, D, y + n * D); });
+    for_rows(s, N, D, [=](int64_t n) {
+        const accumulate_t<T>* from = w + int64_t(tokens[n]) * D;
+        T* to = y + n * D;
+#pragma omp simd
+        for (int d = 0; d < D; ++d) store(to[d], from[d]);
+    });
     return {};
 }
 
@@ -30,7 +33,7 @@ Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64
             A* to = dw + int64_t(tokens[n]) * D;
             const T* from = dy + n * D;
 #pragma omp simd
-            for (int d = 0; d < D; ++d) to[d] += from[d];
+            for (int d = 0; d < D; ++d) to[d] += A(from[d]);
         }
     };
     const int threads = threads_for_elements(s, N * D);
@@ -43,9 +46,11 @@ Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64
     return {};
 }
 
-template Status embedding_forward<float>(float*, const int32_t*, const float*, int64_t, int,
-                                         Stream);
-template Status embedding_backward_accum<float, float>(float*, const float*, const int32_t*,
-                                                       int64_t, int, int, int32_t*, Stream);
+#define FBT_INSTANTIATE(T)                                                                        \
+    template Status embedding_forward<T>(T*, const int32_t*, const float*, int64_t, int, Stream); \
+    template Status embedding_backward_accum<T, float>(float*, const T*, const int32_t*, int64_t, \
+                                                       int, int, int32_t*, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

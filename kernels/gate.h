@@ -8,8 +8,8 @@ namespace fbt::kernels {
 // Backward  dx[n,c] = dy[n,c] * sigmoid(g[n])
 //           dg[n] = sigmoid(g)(1 - sigmoid(g)) * sum_c dy[n,c]*x[n,c]
 // Shapes  x, y, dx, dy [N,C] T; g, dg [N] T. The head gate has N = rows*H; the fusion C = 1.
-// Dtypes  T = float, ref also double, cuda also bf16; computed and summed in float, in one fixed
-//         order for each C.      Errors  bad_argument where Needs is not met.
+// Dtypes  T = float, cpu and cuda also bf16, ref also double; computed and summed in float, in one
+//         fixed order for each C.      Errors  bad_argument where Needs is not met.
 // Alias   y may be x; dx may be dy.      Needs  N >= 0, C >= 1.
 // Moves   forward (2*C + 1)*N*sizeof(T) bytes, backward (3*C + 2)*N*sizeof(T)
 FBT_OP(template <class T>

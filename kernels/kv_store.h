@@ -8,7 +8,7 @@ namespace fbt::kernels {
 // copy_rows        dst[dst_rows[n],:]  = src[src_rows[n],:]
 // copy_rows_accum  dst[dst_rows[n],:] += src[src_rows[n],:]
 // A null index means row n. Shapes  dst, src [.,W] T; indices [N] on the device.
-// Dtypes  T = float, ref also double, cuda also bf16 (added in float, rounded once).
+// Dtypes  T = float, cpu and cuda also bf16 (added in float, rounded once), ref also double.
 // Needs   N >= 0, W >= 1; no two n name the same dst row.      Errors  bad_argument where N or W
 //         is out of range.      Alias  dst and src may be one store if no row is both.
 // Moves   copy 2*N*W*sizeof(T) bytes, accumulate 3*N*W*sizeof(T)

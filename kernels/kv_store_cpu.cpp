@@ -27,14 +27,17 @@ Status copy_rows_accum(T* dst, const int64_t* dst_rows, const T* src, const int6
         T* to = dst + (dst_rows ? dst_rows[n] : n) * W;
         const T* from = src + (src_rows ? src_rows[n] : n) * W;
 #pragma omp simd
-        for (int64_t w = 0; w < W; ++w) to[w] += from[w];
+        for (int64_t w = 0; w < W; ++w) store(to[w], float(to[w]) + float(from[w]));
     });
     return {};
 }
 
-template Status copy_rows<float>(float*, const int64_t*, const float*, const int64_t*, int64_t,
-                                 int64_t, Stream);
-template Status copy_rows_accum<float>(float*, const int64_t*, const float*, const int64_t*,
-                                       int64_t, int64_t, Stream);
+#define FBT_INSTANTIATE(T)                                                                       \
+    template Status copy_rows<T>(T*, const int64_t*, const T*, const int64_t*, int64_t, int64_t, \
+                                 Stream);                                                        \
+    template Status copy_rows_accum<T>(T*, const int64_t*, const T*, const int64_t*, int64_t,    \
+                                       int64_t, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

@@ -7,7 +7,7 @@
 
 namespace fbt::kernels {
 
-// Dtypes of all: A = float, with T = float or, on cuda, bf16; on ref also T = A = double.
+// Dtypes of all: A = float, with T = float or, on cpu and cuda, bf16; on ref also T = A = double.
 // Errors: bad_argument where a size is out of the range that Needs gives.
 
 // The momentum, which is not Nesterov's:   m = beta1*m + (1-beta1)*grad*grad_scale

@@ -26,7 +26,7 @@ Status normuon_step(A* w, A* v, const T* o, int64_t N, int64_t K, const NorMuonS
     const A beta2 = A(h.beta2), rest2 = A(1 - h.beta2), eps = A(h.eps);
     for_rows(s, N, K, [=](int64_t n) {
         const T* row = o + n * K;
-        const A squares = row_sum(K, [row](int64_t k) { return row[k] * row[k]; });
+        const A squares = row_sum(K, [row](int64_t k) { return A(row[k]) * A(row[k]); });
         v[n] = std::fma(beta2, v[n], rest2 * (squares / A(K)));
         const A divisor = std::sqrt(v[n]) + eps;
         scratch[n] = squares / (divisor * divisor);
@@ -40,7 +40,8 @@ Status normuon_step(A* w, A* v, const T* o, int64_t N, int64_t K, const NorMuonS
         const T* row = o + n * K;
         A* weights = w + n * K;
 #pragma omp simd
-        for (int64_t k = 0; k < K; ++k) weights[k] = std::fma(weights[k], keep, -(rate * row[k]));
+        for (int64_t k = 0; k < K; ++k)
+            weights[k] = std::fma(weights[k], keep, -(rate * A(row[k])));
     });
     return {};
 }
@@ -50,7 +51,7 @@ template <class T, class A>
 Status frobenius_normalize(T* y, const A* x, const double* square_sum, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "frobenius_normalize needs n >= 0"};
     const A inverse = A(1 / (std::sqrt(*square_sum) + kNormEps));
-    for_elements(s, n, [=](int64_t i) { y[i] = x[i] * inverse; });
+    for_elements(s, n, [=](int64_t i) { store(y[i], x[i] * inverse); });
     return {};
 }
 
@@ -58,7 +59,7 @@ Status frobenius_normalize(T* y, const A* x, const double* square_sum, int64_t n
 template <class T, class A>
 Status axpby(T* y, A alpha, const T* x, A beta, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "axpby needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = std::fma(alpha, x[i], beta * y[i]); });
+    for_elements(s, n, [=](int64_t i) { store(y[i], std::fma(alpha, A(x[i]), beta * A(y[i]))); });
     return {};
 }
 
@@ -77,10 +78,14 @@ Status transpose(T* y, const T* x, int64_t N, int64_t K, Stream s) {
 }
 
 template Status normuon_momentum<float>(float*, const float*, int64_t, double, double, Stream);
-template Status normuon_step<float>(float*, float*, const float*, int64_t, int64_t,
-                                    const NorMuonStep&, float*, Stream);
-template Status frobenius_normalize<float>(float*, const float*, const double*, int64_t, Stream);
-template Status axpby<float>(float*, float, const float*, float, int64_t, Stream);
-template Status transpose<float>(float*, const float*, int64_t, int64_t, Stream);
+#define FBT_INSTANTIATE(T)                                                                  \
+    template Status normuon_step<T, float>(float*, float*, const T*, int64_t, int64_t,      \
+                                           const NorMuonStep&, float*, Stream);             \
+    template Status frobenius_normalize<T, float>(T*, const float*, const double*, int64_t, \
+                                                  Stream);                                  \
+    template Status axpby<T, float>(T*, float, const T*, float, int64_t, Stream);           \
+    template Status transpose<T>(T*, const T*, int64_t, int64_t, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

@@ -13,7 +13,7 @@ namespace fbt::kernels {
 //   dgain[c] += sum_{n,h} dz[c]*x[c]*rstd
 // Shapes  x, y, dx, dy [N,H,C] T; gain [C] A; cos, sin [max position + 1, C/2] A; rstd [N,H] A
 //         (may be null in forward); positions [N]; scratch row_chunks(N)*C elements of A.
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float.
+// Dtypes  T = float with A = float, cpu and cuda also T = bf16, ref also T = A = double.
 //         Sums in A, in one fixed order for each C; dgain over chunks of kRowChunk rows n.
 // Needs   N >= 0, H >= 1, C even and <= 256.      Errors  bad_argument where Needs is not met.
 // Alias   y may be x; dx may be dy.

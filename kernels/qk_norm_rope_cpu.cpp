@@ -26,14 +26,14 @@ Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* c
         for (int h = 0; h < H; ++h) {
             const T* x_row = x + (n * H + h) * C;
             T* y_row = y + (n * H + h) * C;
-            const auto at = [x_row](int64_t c) { return x_row[c]; };
+            const auto at = [x_row](int64_t c) { return A(x_row[c]); };
             const A r = 1 / std::sqrt(row_dot(C, at, at) / A(C) + eps);
 #pragma omp simd
             for (int i = 0; i < half; ++i) {
-                const A z0 = x_row[i] * r * gain[i];
-                const A z1 = x_row[i + half] * r * gain[i + half];
-                y_row[i] = std::fma(z0, cos_t[i], -(z1 * sin_t[i]));
-                y_row[i + half] = std::fma(z1, cos_t[i], z0 * sin_t[i]);
+                const A z0 = A(x_row[i]) * r * gain[i];
+                const A z1 = A(x_row[i + half]) * r * gain[i + half];
+                store(y_row[i], std::fma(z0, cos_t[i], -(z1 * sin_t[i])));
+                store(y_row[i + half], std::fma(z1, cos_t[i], z0 * sin_t[i]));
             }
             if (rstd) rstd[n * H + h] = r;
         }
@@ -65,19 +65,19 @@ Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, con
                 const A r = rstd[n * H + h];
 #pragma omp simd
                 for (int i = 0; i < half; ++i) {
-                    const A dy0 = dy_row[i], dy1 = dy_row[i + half];
+                    const A dy0 = A(dy_row[i]), dy1 = A(dy_row[i + half]);
                     dz[i] = std::fma(dy0, cos_t[i], dy1 * sin_t[i]);
                     dz[i + half] = std::fma(dy1, cos_t[i], -(dy0 * sin_t[i]));
                 }
                 const A dot = row_dot(
                     C, [&dz, gain](int64_t c) { return dz[c] * gain[c]; },
-                    [x_row](int64_t c) { return x_row[c]; });
+                    [x_row](int64_t c) { return A(x_row[c]); });
                 const A mean = dot * r / A(C);  // of g*xhat
 #pragma omp simd
                 for (int c = 0; c < C; ++c) {
-                    const A xhat = x_row[c] * r;
+                    const A xhat = A(x_row[c]) * r;
                     dgain[c] = std::fma(dz[c], xhat, dgain[c]);
-                    dx_row[c] = r * std::fma(-xhat, mean, dz[c] * gain[c]);
+                    store(dx_row[c], r * std::fma(-xhat, mean, dz[c] * gain[c]));
                 }
             }
         }
@@ -91,12 +91,14 @@ Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, con
     return {};
 }
 
-template Status qk_norm_rope_forward<float, float>(float*, float*, const float*, const float*,
-                                                   const float*, const float*, const int32_t*,
-                                                   int64_t, int, int, float, Stream);
-template Status qk_norm_rope_backward<float, float>(float*, float*, const float*, const float*,
-                                                    const float*, const float*, const float*,
-                                                    const float*, const int32_t*, int64_t, int, int,
-                                                    float*, Stream);
+#define FBT_INSTANTIATE(T)                                                                      \
+    template Status qk_norm_rope_forward<T, float>(T*, float*, const T*, const float*,          \
+                                                   const float*, const float*, const int32_t*,  \
+                                                   int64_t, int, int, float, Stream);           \
+    template Status qk_norm_rope_backward<T, float>(                                            \
+        T*, float*, const T*, const T*, const float*, const float*, const float*, const float*, \
+        const int32_t*, int64_t, int, int, float*, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

@@ -7,7 +7,7 @@ namespace fbt::kernels {
 // Forward
 //   rstd[n] = 1/sqrt(mean_d x[n,d]^2 + eps)      y[n,d] = x[n,d] * rstd[n] * gain[d]
 // Shapes  x, y [N,D] T row-major; gain [D] A; rstd [N] A, saved for backward, may be null
-// Dtypes  T = float with A = float, ref also T = A = double, cuda also T = bf16 with A = float.
+// Dtypes  T = float with A = float, cpu and cuda also T = bf16, ref also T = A = double.
 //         Sums in A, in one fixed order per row.
 // Needs   N >= 0, D >= 1.      Errors  bad_argument where Needs is not met
 // Alias   y may be x.      Moves  >= 2*N*D*sizeof(T) bytes

@@ -9,8 +9,9 @@ namespace fbt::kernels::cpu {
 namespace {
 
 // 1/sqrt(mean_d x[d]^2 + eps)
-inline float inverse_rms(const float* x, int D, float eps) {
-    const auto at = [x](int64_t d) { return x[d]; };
+template <class T>
+float inverse_rms(const T* x, int D, float eps) {
+    const auto at = [x](int64_t d) { return float(x[d]); };
     return 1.f / std::sqrt(row_dot(D, at, at) / float(D) + eps);
 }
 
@@ -26,7 +27,7 @@ Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int 
         T* y_row = y + n * D;
         const A r = inverse_rms(x_row, D, eps);
 #pragma omp simd
-        for (int d = 0; d < D; ++d) y_row[d] = x_row[d] * r * gain[d];
+        for (int d = 0; d < D; ++d) store(y_row[d], A(x_row[d]) * r * gain[d]);
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -44,7 +45,7 @@ Status residual_rmsnorm_forward(T* y, A* rstd, const T* x, const T* branch, cons
         const A r = inverse_rms(branch_row, D, eps);
 #pragma omp simd
         for (int d = 0; d < D; ++d)
-            y_row[d] = std::fma(alpha, branch_row[d] * r * gain[d], x_row[d]);
+            store(y_row[d], std::fma(alpha, A(branch_row[d]) * r * gain[d], A(x_row[d])));
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -66,14 +67,14 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
             T* dx_row = dx + n * D;
             const A r = rstd[n];
             const A dot = row_dot(
-                D, [=](int64_t d) { return dy_row[d] * gain[d]; },
-                [=](int64_t d) { return x_row[d]; });
+                D, [=](int64_t d) { return A(dy_row[d]) * gain[d]; },
+                [=](int64_t d) { return A(x_row[d]); });
             const A mean = scale * dot * r / A(D);  // of g*xhat
 #pragma omp simd
             for (int d = 0; d < D; ++d) {
-                const A up = scale * dy_row[d], xhat = x_row[d] * r;
+                const A up = scale * A(dy_row[d]), xhat = A(x_row[d]) * r;
                 dgain[d] = std::fma(up, xhat, dgain[d]);
-                dx_row[d] = r * std::fma(-xhat, mean, up * gain[d]);
+                store(dx_row[d], r * std::fma(-xhat, mean, up * gain[d]));
             }
         }
     });
@@ -85,13 +86,14 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
     return {};
 }
 
-template Status rmsnorm_forward<float, float>(float*, float*, const float*, const float*, int64_t,
-                                              int, float, Stream);
-template Status residual_rmsnorm_forward<float, float>(float*, float*, const float*, const float*,
-                                                       const float*, float, int64_t, int, float,
-                                                       Stream);
-template Status rmsnorm_backward<float, float>(float*, float*, const float*, const float*,
-                                               const float*, const float*, float, int64_t, int,
-                                               float*, Stream);
+#define FBT_INSTANTIATE(T)                                                                      \
+    template Status rmsnorm_forward<T, float>(T*, float*, const T*, const float*, int64_t, int, \
+                                              float, Stream);                                   \
+    template Status residual_rmsnorm_forward<T, float>(                                         \
+        T*, float*, const T*, const T*, const float*, float, int64_t, int, float, Stream);      \
+    template Status rmsnorm_backward<T, float>(T*, float*, const T*, const T*, const float*,    \
+                                               const float*, float, int64_t, int, float*, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

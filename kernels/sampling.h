@@ -33,7 +33,7 @@ inline Status sample_arguments(const Sampling* settings, int64_t N, int V) {
 // A NaN logit counts as -infinity.
 // Shapes  tokens [N]; logits [N,V] T; settings [N]; uniform [N] in [0,1); scratch_ids [N,V] int32.
 //         All in the memory of the device: cuda cannot report bad settings, see sample_arguments.
-// Dtypes  T = float; on ref also double; cuda also T = bf16.
+// Dtypes  T = float; on cpu and cuda also bf16; on ref also double.
 //         Weights are rounded to float (cuda: then to multiples of V*2^-61 or less), so the token
 //         may differ between backends where uniform lies that close to an interval's end.
 // Needs   N >= 0, V >= 1, finite temperature >= 0, 0 < top_p <= 1, top_k >= 0.

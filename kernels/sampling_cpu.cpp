@@ -11,7 +11,11 @@ namespace fbt::kernels::cpu {
 namespace {
 
 // A NaN logit counts as -infinity: it is drawn only from a row that holds nothing better.
-inline float value(float logit) { return logit == logit ? logit : -INFINITY; }
+template <class T>
+float value(T logit) {
+    const float x = float(logit);
+    return x == x ? x : -INFINITY;
+}
 
 // exp((logit - largest)/temperature). Equal logits count 1 before the subtraction, which would make
 // NaN of two equal infinities.
@@ -20,12 +24,12 @@ inline float weight_of(float logit, float largest, float temperature) {
     return logit == largest ? 1.f : w;
 }
 
-int32_t sample_row(const float* logits, int V, const Sampling& how, double uniform, int32_t* ids) {
+template <class T>
+int32_t sample_row(const T* logits, int V, const Sampling& how, double uniform, int32_t* ids) {
     const float largest = row_max(V, [logits](int64_t v) { return value(logits[v]); });
     if (how.temperature == 0)
-        return int32_t(
-            std::find_if(logits, logits + V, [=](float x) { return value(x) == largest; }) -
-            logits);
+        return int32_t(std::find_if(logits, logits + V, [=](T x) { return value(x) == largest; }) -
+                       logits);
 
     std::iota(ids, ids + V, 0);
     const auto worse = [logits](int32_t a, int32_t b) {
@@ -77,7 +81,10 @@ Status sample(int32_t* tokens, const T* logits, const Sampling* settings, const 
     return {};
 }
 
-template Status sample<float>(int32_t*, const float*, const Sampling*, const float*, int64_t, int,
+#define FBT_INSTANTIATE(T)                                                                     \
+    template Status sample<T>(int32_t*, const T*, const Sampling*, const float*, int64_t, int, \
                               int32_t*, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

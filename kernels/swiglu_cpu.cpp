@@ -8,7 +8,10 @@ namespace fbt::kernels::cpu {
 template <class T>
 Status swiglu_forward(T* y, const T* gate, const T* up, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "swiglu_forward needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { y[i] = gate[i] * sigmoid(gate[i]) * up[i]; });
+    for_elements(s, n, [=](int64_t i) {
+        const float a = float(gate[i]);
+        store(y[i], a * sigmoid(a) * float(up[i]));
+    });
     return {};
 }
 
@@ -18,15 +21,17 @@ Status swiglu_backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up
                        Stream s) {
     if (n < 0) return {Code::bad_argument, "swiglu_backward needs n >= 0"};
     for_elements(s, n, [=](int64_t i) {
-        const T a = gate[i], u = up[i], d = dy[i], sig = sigmoid(a);
-        dgate[i] = d * u * sig * std::fma(a, 1 - sig, T(1));
-        dup[i] = d * (a * sig);
+        const float a = float(gate[i]), u = float(up[i]), d = float(dy[i]), sig = sigmoid(a);
+        store(dgate[i], d * u * sig * std::fma(a, 1 - sig, 1.f));
+        store(dup[i], d * (a * sig));
     });
     return {};
 }
 
-template Status swiglu_forward<float>(float*, const float*, const float*, int64_t, Stream);
-template Status swiglu_backward<float>(float*, float*, const float*, const float*, const float*,
-                                       int64_t, Stream);
+#define FBT_INSTANTIATE(T)                                                      \
+    template Status swiglu_forward<T>(T*, const T*, const T*, int64_t, Stream); \
+    template Status swiglu_backward<T>(T*, T*, const T*, const T*, const T*, int64_t, Stream);
+FBT_INSTANTIATE(float)
+FBT_INSTANTIATE(bf16)
 
 }  // namespace fbt::kernels::cpu

@@ -51,9 +51,10 @@ struct bf16 {
 #if defined(__CUDA_ARCH__)
         bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
 #else
-        const uint32_t b = std::bit_cast<uint32_t>(x);
-        const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
-        bits = uint16_t((nan ? b | 0x400000u : b + 0x7fffu + (b >> 16 & 1)) >> 16);
+        // The sum could carry a NaN's bits away, so they are set again; without a branch, so that
+        // compilers vectorise it.
+        const uint32_t b = std::bit_cast<uint32_t>(x), nan = x != x ? 0x7fc00000u : 0;
+        bits = uint16_t(((b + 0x7fffu + (b >> 16 & 1)) | nan) >> 16);
 #endif
     }
     FBT_HOST_DEVICE explicit operator float() const {

@@ -48,8 +48,8 @@ void finish(const char* op, const Tensor& t, const kernels::Status& status) {
 }
 
 // Calls the kernel of the backend and dtype of `t`. Inside the arguments T is the element type, A
-// its accumulation type and `s` the stream. Only ref has kernels in double, only cuda in bf16;
-// FBT_DISPATCH_WIDE is for ops on master weights and gradients, which are never bf16.
+// its accumulation type and `s` the stream. Only ref has kernels in double, and it has none in
+// bf16; FBT_DISPATCH_WIDE is for ops on master weights and gradients, which are never bf16.
 #ifdef FBT_CUDA
 #define FBT_CUDA_CASE(op, ...) \
     case Backend::cuda:        \
@@ -63,22 +63,19 @@ void finish(const char* op, const Tensor& t, const kernels::Status& status) {
         using Result = decltype(kernels::cuda::op<T>(__VA_ARGS__));                      \
         if constexpr (std::is_same_v<T, double>)                                         \
             return kernels::ref::op<T>(__VA_ARGS__);                                     \
-        else if constexpr (std::is_same_v<T, kernels::bf16>)                             \
-            switch (backend) {                                                           \
-                FBT_CUDA_CASE(op, __VA_ARGS__)                                           \
-                default:                                                                 \
-                    return unsupported<Result>();                                        \
-            }                                                                            \
         else                                                                             \
             switch (backend) {                                                           \
                 case Backend::ref:                                                       \
-                    return kernels::ref::op<T>(__VA_ARGS__);                             \
+                    if constexpr (std::is_same_v<T, float>)                              \
+                        return kernels::ref::op<T>(__VA_ARGS__);                         \
+                    break;                                                               \
                 case Backend::cpu:                                                       \
                     return kernels::cpu::op<T>(__VA_ARGS__);                             \
                     FBT_CUDA_CASE(op, __VA_ARGS__)                                       \
                 default:                                                                 \
-                    return unsupported<Result>();                                        \
+                    break;                                                               \
             }                                                                            \
+        return unsupported<Result>();                                                    \
     })
 #define FBT_DISPATCH(t, op, ...) FBT_DISPATCH_TO(dispatch<true>, t, op, __VA_ARGS__)
 #define FBT_DISPATCH_WIDE(t, op, ...) FBT_DISPATCH_TO(dispatch<false>, t, op, __VA_ARGS__)
@@ -94,9 +91,9 @@ auto dispatch(const char* op, const Tensor& t, F&& call) {
     if (t.dtype() == DType::f64 && context.backend() != Backend::ref)
         throw Error(ErrorKind::usage,
                     std::string(op) + ": dtype f64 needs --device ref, not " + context.name());
-    if (t.dtype() == DType::bf16 && context.backend() != Backend::cuda)
+    if (t.dtype() == DType::bf16 && context.backend() == Backend::ref)
         throw Error(ErrorKind::usage,
-                    std::string(op) + ": dtype bf16 needs a CUDA device, not " + context.name());
+                    std::string(op) + ": dtype bf16 needs --device cpu or cuda, not ref");
     context.arena()->memory().queued(op, t.shape());
     auto run = [&] {
         if (t.dtype() == DType::f64)

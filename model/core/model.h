@@ -20,7 +20,7 @@ using tensor::Tensor;
 class Model {
   public:
     // Parameters have names and shapes, but no values until they are initialised or loaded.
-    // dtype  of activations: f32, f64 on the device ref, or bf16 on a CUDA device.
+    // dtype  of activations: f32, f64 on the device ref, or bf16 on any other.
     Model(Context& context, const Config& config, DType dtype);
     Model(const Model&) = delete;
 

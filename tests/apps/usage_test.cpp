@@ -68,7 +68,7 @@ TEST(Usage, TrainFlags) {
     EXPECT_TRUE(failed(train({"--length", "9"}), 2, {"--length", "--context"}));
     EXPECT_TRUE(failed(train({"--test-lengths", "9"}), 2, {"--test-lengths", "--context"}));
     EXPECT_TRUE(failed(train({"--vocab-size", "300"}), 2, {"vocab_size", "300", "257"}));
-    EXPECT_TRUE(failed(train({"--dtype", "bf16"}), 2, {"bf16"}));
+    EXPECT_TRUE(failed(train({"--dtype", "f16"}), 2, {"f16", "f32, bf16, or f64"}));
     EXPECT_TRUE(
         failed(fbt({"train", "--preset", "paper-1b", "--data", w / "data", "--out", w / "run"}), 2,
                {"100352", "257"}));
