@@ -1,11 +1,15 @@
 // Attention in tiles of 64 rows by one split of keys, on vectors of 16 floats. A "row" here is one
 // query head of one position: row i of a span and key head g is position first + i / (H/G), head
-// g*(H/G) + i % (H/G), so the heads that share keys share a tile.
+// g*(H/G) + i % (H/G), so the heads that share keys share a tile. Tiles are copied, as floats.
 //
-// Nothing depends on how rows fall into tiles: every dot product is one chain over c, every sum
-// over keys one chain over ascending positions that holds exactly the keys that the row sees.
+// Scores lie [key][row], a panel of 16 rows in one vector: what softmax does to a row it does in
+// the row's lane. Nothing depends on how rows fall into tiles: every dot product is one chain over
+// c, every sum over keys or rows one chain in ascending order that holds exactly those that see
+// each other.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "kernels/attention.h"
 #include "kernels/cpu_tile.h"
@@ -14,91 +18,159 @@ namespace fbt::kernels::cpu {
 namespace {
 
 constexpr int kRows = 64;  // rows of a tile
-constexpr int kStep = 8;   // rows that `product` handles at once
+constexpr int kStep = 8;   // rows or keys that are handled at once
 // Rows and panels of 16 columns whose sums are in registers at once.
 #if defined(__AVX512F__)
 constexpr int kTileRows = kStep, kTilePanels = 2;
 #else
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
-constexpr int kStride = kMaxHeadDim + kLanes;  // between rows of a copied tile: no power of two,
-                                               // which would crowd a few sets of the L1 cache
+constexpr int kMaxStride = kMaxHeadDim + kLanes;
 
 constexpr int round_up(int a, int b) { return int(ceil_div(a, b)) * b; }
 
-// out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k] * b[k,c]  for R rows by P panels of 16 columns;
-// operands as in `multiply`.
+// Between rows of a copied tile: an odd number of cache lines, so that rows spread over all sets.
+constexpr int tile_stride(int C) { return int(ceil_div(C, kLanes) | 1) * kLanes; }
+
+// The tile's rows that see a key, or its keys that a row sees: those from begin to end - 1.
+struct Ranges {
+    int begin[kRows], end[kRows];  // both ascend
+};
+
+// out[s,r] = sum_c keys[s,c] * query[c,r]  for the keys [begin, end), rounded to kStep, and P
+// panels of rows, query[panel][c][16].
+template <int P>
+void product(float* out, const float* keys, int64_t stride, const float* query, int begin, int end,
+             int C) {
+    for (int s = begin / kStep * kStep; s < end; s += kTileRows) {
+        Vec sum[kTileRows][P];
+        for (int r = 0; r < kTileRows; ++r)
+            for (int p = 0; p < P; ++p) sum[r][p] = splat(0.f);
+        multiply(sum, keys + s * stride, stride, 1, query, kLanes, C * kLanes, C);
+        for (int r = 0; r < kTileRows; ++r)
+            for (int p = 0; p < P; ++p) store(out + (s + r) * kRows + p * kLanes, sum[r][p]);
+    }
+}
+
+// out[x,c] += sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
+// columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
 template <int64_t kRow, int64_t kColumn, int R, int P>
-void product_tile(float* out, int64_t stride, const float* a, const float* b, int64_t step,
-                  int64_t panel, int K, bool add) {
+void weighted_tile(float* out, int64_t out_stride, int columns, const float* w, const float* b,
+                   int64_t stride, const int* begin, const int* end) {
+    // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
+    // sum, not even as 0 * b.
+    const int first = begin[0], middle = begin[R - 1];
+    const int middle_end = std::max(middle, end[0]), last = std::max(middle_end, end[R - 1]);
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p)
-            sum[r][p] = add ? load(out + r * stride + p * kLanes) : splat(0.f);
-    multiply(sum, a, kRow, kColumn, b, step, panel, K);
-    for (int r = 0; r < R; ++r)
-        for (int p = 0; p < P; ++p) store(out + r * stride + p * kLanes, sum[r][p]);
-}
-
-// The same for kStep rows and `panels` panels.
-template <int64_t kRow, int64_t kColumn>
-void product(float* out, int64_t stride, int panels, const float* a, const float* b, int64_t step,
-             int64_t panel, int K, bool add) {
-    for (int r = 0; r < kStep; r += kTileRows) {
-        float* to = out + r * stride;
-        const float* from = a + r * kRow;
-        int p = 0;
-        for (; p + kTilePanels <= panels; p += kTilePanels)
-            product_tile<kRow, kColumn, kTileRows, kTilePanels>(to + p * kLanes, stride, from,
-                                                                b + p * panel, step, panel, K, add);
-        if (p < panels)
-            product_tile<kRow, kColumn, kTileRows, 1>(to + p * kLanes, stride, from, b + p * panel,
-                                                      step, panel, K, add);
-    }
-}
-
-// The same for one row of `out`, to which it adds.
-void product_row(float* out, int panels, const float* a, int64_t a_step, const float* b, int K) {
-    for (int p = 0; p < panels; ++p) {
-        Vec sum = load(out + p * kLanes);
-        for (int k = 0; k < K; ++k)
-            sum = fma(splat(a[k * a_step]), load(b + k * kStride + p * kLanes), sum);
-        store(out + p * kLanes, sum);
-    }
-}
-
-// Copies `count` rows of C floats to distance kStride, zeros up to the next vector and kStep rows.
-// Meanwhile it fetches as many rows at `next`: key stores are larger than caches, and rows of one
-// key head too far apart for the processor to foresee them.
-void copy_rows(float* to, const float* from, const float* next, int64_t stride, int count, int C) {
-    for (int r = 0; r < count; ++r)
-        for (int c = 0; c < C; c += kLanes) {
-            __builtin_prefetch(next + r * stride + c);
-            store(to + r * kStride + c, load_first(from + r * stride + c, C - c));
-        }
-    for (int r = count; r < round_up(count, kStep); ++r)
-        for (int c = 0; c < C; c += kLanes) store(to + r * kStride + c, splat(0.f));
-}
-
-// Panels of 16 rows with the columns apart: to[r/16][c][r%16], from rows kStride apart; zeros up to
-// 16 rows.
-void transpose(float* to, const float* from, int count, int C) {
-    for (int p = 0; p < ceil_div(count, kLanes); ++p)
-        for (int c = 0; c < C; ++c)
-            for (int l = 0; l < kLanes; ++l) {
-                const int r = p * kLanes + l;
-                to[(p * C + c) * kLanes + l] = r < count ? from[r * kStride + c] : 0.f;
+            sum[r][p] = load_first(out + r * out_stride + p * kLanes, columns - p * kLanes);
+    const auto some = [&](int from, int to) {
+        for (int y = from; y < to; ++y) {
+            Vec v[P];
+            for (int p = 0; p < P; ++p) v[p] = load(b + y * stride + p * kLanes);
+            for (int r = 0; r < R; ++r) {
+                if (y < begin[r] || y >= end[r]) continue;
+                const Vec u = splat(w[r * kRow + y * kColumn]);
+                for (int p = 0; p < P; ++p) sum[r][p] = fma(u, v[p], sum[r][p]);
             }
+        }
+    };
+    some(first, middle);
+    multiply(sum, w + middle * kColumn, kRow, kColumn, b + middle * stride, stride, kLanes,
+             middle_end - middle);
+    some(middle_end, last);
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p)
+            store_first(out + r * out_stride + p * kLanes, sum[r][p], columns - p * kLanes);
 }
+
+// The same for n rows and all columns.
+template <int64_t kRow, int64_t kColumn, int R = kTileRows>
+void weighted_sum(float* out, int64_t out_stride, int n, int columns, const float* w,
+                  const float* b, int64_t stride, const int* begin, const int* end) {
+    int x = 0;
+    for (; x + R <= n; x += R) {
+        int c = 0;
+        for (; c + (kTilePanels - 1) * kLanes < columns; c += kTilePanels * kLanes)
+            weighted_tile<kRow, kColumn, R, kTilePanels>(out + x * out_stride + c, out_stride,
+                                                         columns - c, w + x * kRow, b + c, stride,
+                                                         begin + x, end + x);
+        if (c < columns)
+            weighted_tile<kRow, kColumn, R, 1>(out + x * out_stride + c, out_stride, columns - c,
+                                               w + x * kRow, b + c, stride, begin + x, end + x);
+    }
+    if constexpr (R > 1)
+        if (x < n)
+            weighted_sum<kRow, kColumn, R / 2>(out + x * out_stride, out_stride, n - x, columns,
+                                               w + x * kRow, b, stride, begin + x, end + x);
+}
+
+// Copies a row of C elements, zeros up to the next vector.
+template <class T>
+void copy_row(float* to, const T* from, int C) {
+    for (int c = 0; c < C; c += kLanes) store(to + c, load_first(from + c, C - c));
+}
+
+// Zeros behind `count` rows, up to a multiple of kStep.
+void pad_rows(float* tile, int64_t stride, int count) {
+    std::fill(tile + count * stride, tile + round_up(count, kStep) * stride, 0.f);
+}
+
+// Copies `count` rows of a key store. Meanwhile it fetches as many rows at `next`: key stores are
+// larger than caches, and rows of one key head too far apart for the processor to foresee them.
+template <class T>
+void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t from_stride,
+               int count, int C) {
+    for (int r = 0; r < count; ++r) {
+        for (int c = 0; c < C; c += 64 / sizeof(T)) __builtin_prefetch(next + r * from_stride + c);
+        copy_row(to + r * stride, from + r * from_stride, C);
+    }
+    pad_rows(to, stride, count);
+}
+
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+
+// Exchanges lanes l + W of a with lanes l of b, for the l without the bit W.
+template <int W, int... l>
+inline void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
+    const Lanes low = __builtin_shufflevector(a, b, (l & W ? kLanes + l - W : l)...);
+    b = __builtin_shufflevector(a, b, (l & W ? kLanes + l : l + W)...);
+    a = low;
+}
+template <int W>
+inline void exchange_all(Lanes (&x)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i)
+        if (!(i & W)) exchange<W>(x[i], x[i + W], std::make_integer_sequence<int, kLanes>());
+}
+
+// Rows of an array [N,H,C], and once more in panels of 16 with the columns apart.
+struct Tile {
+    alignas(64) float row[kRows * kMaxStride];
+    alignas(64) float panel[kRows * kMaxHeadDim];  // [r/16][c][r%16]
+
+    void transpose(int64_t stride, int count, int C) {
+        for (int p = 0; p < ceil_div(count, kLanes); ++p)
+            for (int c0 = 0; c0 < C; c0 += kLanes) {
+                Lanes x[kLanes];
+                for (int r = 0; r < kLanes; ++r)
+                    std::memcpy(&x[r], row + (p * kLanes + r) * stride + c0, sizeof(Lanes));
+                exchange_all<8>(x), exchange_all<4>(x), exchange_all<2>(x), exchange_all<1>(x);
+                for (int c = c0; c < std::min(C, c0 + kLanes); ++c)
+                    std::memcpy(panel + (p * C + c) * kLanes, &x[c - c0], sizeof(Lanes));
+            }
+    }
+};
 
 // What the rows of one span and key head share.
 struct Rows {
     const Span& span;
     const int64_t* blocks;
-    int H, G, C, g;
+    int H, G, C, g, window;
 
     int group() const { return H / G; }
     int count() const { return span.count * group(); }
+    int end() const { return span.first + span.count; }  // of the positions
     int position(int i) const { return span.first + i / group(); }
     // Element of row i in an array [N,H].
     int64_t head(int i) const { return (span.row + i / group()) * H + g * group() + i % group(); }
@@ -106,64 +178,95 @@ struct Rows {
     int64_t key(int s) const {
         return ((blocks[span.block + s / kKeyBlock] + s % kKeyBlock) * G + g) * C;
     }
-    // Copies rows [i, i+n) of an array [N,H,C] as copy_rows does.
-    void gather(float* to, const float* from, int i, int n) const {
-        for (int r = 0; r < n; ++r) {
-            const float* row = from + head(i + r) * C;
-            for (int c = 0; c < C; c += kLanes)
-                store(to + r * kStride + c, load_first(row + c, C - c));
+    int64_t key_stride() const { return int64_t(G) * C; }
+
+    // Fills a tile with rows [i, i+n) of an array [N,H,C], zeros behind them.
+    template <class T>
+    void gather(Tile& to, int64_t stride, const T* from, int i, int n) const {
+        for (int r = 0; r < n; ++r) copy_row(to.row + r * stride, from + head(i + r) * C, C);
+        std::fill(to.row + n * stride, to.row + kRows * stride, 0.f);
+        to.transpose(stride, n, C);
+    }
+    // The keys [base, base+count) that the tile's rows [i, i+n) see, counted from base. Rows of
+    // padding copy the last row's.
+    void keys_of_rows(Ranges& keys, int i, int n, int base, int count) const {
+        for (int r = 0; r < round_up(n, kLanes); ++r) {
+            const int t = position(i + std::min(r, n - 1));
+            keys.begin[r] = std::clamp(first_visible(t, window) - base, 0, count);
+            keys.end[r] = std::clamp(t + 1 - base, 0, count);
         }
-        for (int r = n; r < round_up(n, kStep); ++r)
-            for (int c = 0; c < C; c += kLanes) store(to + r * kStride + c, splat(0.f));
+    }
+    // The other way: which of the rows see each key, counted from i.
+    void rows_of_keys(Ranges& rows, int i, int n, int base, int count) const {
+        const auto clamped = [&](int64_t t) {  // the tile's first row at position t or later
+            return int(std::clamp<int64_t>((t - span.first) * group() - i, 0, n));
+        };
+        for (int s = 0; s < count; ++s) {
+            rows.begin[s] = clamped(base + s);
+            rows.end[s] = window > 0 ? clamped(int64_t(base) + s + window) : n;
+        }
     }
 };
 
-// One tile of the forward, rows [i0, i0+n).
-void forward_tile(float* o, float* lse, const float* q, const float* k, const float* v,
-                  const Rows& rows, int i0, int n, int window, float scale) {
-    const int C = rows.C, panels = ceil_div(C, kLanes), row_panels = ceil_div(n, kLanes);
-    alignas(64) float keys[kKeyBlock * kStride], values[kKeyBlock * kStride];
-    alignas(64) float query[kRows * kMaxHeadDim];  // [row/16][C][row%16]
-    alignas(64) float p[kKeyBlock * kRows];        // scores, then exp(score - m_j): [key][row]
-    alignas(64) float sum[kRows * kStride], sum_j[kRows * kStride];  // o, o_j
-    alignas(64) float m[kRows], l[kRows], old_factor[kRows], new_factor[kRows];
-    int begin[kRows], end[kRows];  // the keys of this split that a row sees
+// f(panels, r0, begin, end) for the tile's rows from r0 on, `panels` panels at a time (a constant),
+// and the keys that any of them sees.
+template <class F>
+void for_panels(const Ranges& keys, int n, F f) {
+    const int panels = ceil_div(n, kLanes);
+    int p = 0;
+    const auto next = [&](auto width) {
+        const int r0 = p * kLanes;
+        const int begin = keys.begin[r0], end = keys.end[r0 + width * kLanes - 1];
+        if (begin < end) f(width, r0, begin, end);
+        p += width;
+    };
+    while (p + kTilePanels <= panels) next(std::integral_constant<int, kTilePanels>());
+    while (p < panels) next(std::integral_constant<int, 1>());
+}
 
-    rows.gather(sum, q, i0, n);
-    transpose(query, sum, n, C);
+// One tile of the forward, rows [i0, i0+n).
+template <class T>
+void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Rows& rows, int i0,
+                  int n, float scale) {
+    const int C = rows.C, stride = tile_stride(C), columns = round_up(C, kLanes);
+    alignas(64) float keys[kKeyBlock * kMaxStride], values[kKeyBlock * kMaxStride];
+    Tile query;
+    alignas(64) float p[kKeyBlock * kRows];  // scores, then exp(score - m_j): [key][row]
+    alignas(64) float sum[kRows * kMaxStride], sum_j[kStep * kMaxStride];  // o, o_j
+    alignas(64) float m[kRows], l[kRows], old_factor[kRows], new_factor[kRows];
+    Ranges seen;
+
+    rows.gather(query, stride, q, i0, n);
     std::fill(m, m + kRows, -INFINITY);
     std::fill(l, l + kRows, 0.f);
-    for (int r = 0; r < n; ++r) std::fill_n(sum + r * kStride, C, 0.f);
+    std::fill_n(sum, n * stride, 0.f);
 
-    const int lo = first_visible(rows.position(i0), window), hi = rows.position(i0 + n - 1) + 1;
+    const int lo = first_visible(rows.position(i0), rows.window);
+    const int hi = rows.position(i0 + n - 1) + 1;
     for (int j = lo / kKeyBlock; j * kKeyBlock < hi; ++j) {
         const int base = std::max(lo, j * kKeyBlock);
         const int count = std::min(hi, (j + 1) * kKeyBlock) - base;
         const int64_t at = rows.key(base), next = base + count < hi ? rows.key(base + count) : at;
-        copy_rows(keys, k + at, k + next, int64_t(rows.G) * C, count, C);
-        copy_rows(values, v + at, v + next, int64_t(rows.G) * C, count, C);
-        for (int s = 0; s < count; s += kStep)
-            product<kStride, 1>(p + s * kRows, kRows, row_panels, keys + s * kStride, query, kLanes,
-                                C * kLanes, C, false);
-        // Rows of padding copy the last row's range and are not read.
-        for (int r = 0; r < row_panels * kLanes; ++r) {
-            const int t = rows.position(i0 + std::min(r, n - 1));
-            begin[r] = std::clamp(first_visible(t, window) - base, 0, count);
-            end[r] = std::clamp(t + 1 - base, 0, count);
-        }
+        copy_keys(keys, stride, k + at, k + next, rows.key_stride(), count, C);
+        copy_keys(values, stride, v + at, v + next, rows.key_stride(), count, C);
+        rows.keys_of_rows(seen, i0, n, base, count);
+        for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
+            product<panels>(p + r0, keys, stride, query.panel + r0 * C, begin, end, C);
+        });
         for (int r0 = 0; r0 < n; r0 += kLanes) {
+            const int *begin = seen.begin + r0, *end = seen.end + r0;
             float m_j[kLanes], l_j[kLanes] = {};
             std::fill(m_j, m_j + kLanes, -INFINITY);
-            for (int s = 0; s < count; ++s) {
+            for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
                 float* score = p + s * kRows + r0;
 #pragma omp simd
                 for (int r = 0; r < kLanes; ++r) {
-                    const bool visible = begin[r0 + r] <= s && s < end[r0 + r];
+                    const bool visible = begin[r] <= s && s < end[r];
                     score[r] = visible ? scale * score[r] : -INFINITY;
                     m_j[r] = score[r] > m_j[r] ? score[r] : m_j[r];
                 }
             }
-            for (int s = 0; s < count; ++s) {
+            for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
                 float* score = p + s * kRows + r0;
 #pragma omp simd
                 for (int r = 0; r < kLanes; ++r) {
@@ -174,7 +277,7 @@ void forward_tile(float* o, float* lse, const float* q, const float* k, const fl
 #pragma omp simd
             for (int r = 0; r < kLanes; ++r) {
                 const float m_new = m_j[r] > m[r0 + r] ? m_j[r] : m[r0 + r];
-                const bool visible = begin[r0 + r] < end[r0 + r];
+                const bool visible = begin[r] < end[r];
                 old_factor[r0 + r] = visible ? exp(m[r0 + r] - m_new) : 1.f;
                 new_factor[r0 + r] = exp(m_j[r] - m_new);
                 l[r0 + r] = visible ? l[r0 + r] * old_factor[r0 + r] + l_j[r] * new_factor[r0 + r]
@@ -182,149 +285,136 @@ void forward_tile(float* o, float* lse, const float* q, const float* k, const fl
                 m[r0 + r] = visible ? m_new : m[r0 + r];
             }
         }
-        // o_j: the keys that all kStep rows see in one product, those before and after row by row.
-        // A key that a row does not see takes no part in its sum, not even as 0 * v.
         for (int r0 = 0; r0 < n; r0 += kStep) {
-            int all_begin = 0, all_end = count;
-            for (int r = r0; r < r0 + kStep; ++r) {
-                all_begin = std::max(all_begin, begin[r]);
-                all_end = std::min(all_end, end[r]);
-            }
-            all_end = std::max(all_begin, all_end);
-            const int rows_here = std::min(kStep, n - r0);
-            float* out = sum_j + r0 * kStride;
-            for (int r = 0; r < kStep; ++r) std::fill_n(out + r * kStride, panels * kLanes, 0.f);
-            const auto some = [&](int r, int from, int to) {
-                if (from < to)
-                    product_row(out + r * kStride, panels, p + from * kRows + r0 + r, kRows,
-                                values + from * kStride, to - from);
-            };
-            for (int r = 0; r < rows_here; ++r)
-                some(r, begin[r0 + r], std::min(all_begin, end[r0 + r]));
-            product<1, kRows>(out, kStride, panels, p + all_begin * kRows + r0,
-                              values + all_begin * kStride, kStride, kLanes, all_end - all_begin,
-                              true);
-            for (int r = 0; r < rows_here; ++r) some(r, all_end, end[r0 + r]);
-        }
-        for (int r = 0; r < n; ++r) {
-            if (begin[r] >= end[r]) continue;
-            const float a = old_factor[r], b = new_factor[r];
-            float* to = sum + r * kStride;
-            const float* from = sum_j + r * kStride;
+            const int count_here = std::min(kStep, n - r0);
+            std::fill_n(sum_j, count_here * stride, 0.f);
+            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, p + r0, values, stride,
+                                   seen.begin + r0, seen.end + r0);
+            for (int r = 0; r < count_here; ++r) {
+                if (seen.begin[r0 + r] >= seen.end[r0 + r]) continue;
+                const float a = old_factor[r0 + r], b = new_factor[r0 + r];
+                float* to = sum + (r0 + r) * stride;
+                const float* from = sum_j + r * stride;
 #pragma omp simd
-            for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
+                for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
+            }
         }
     }
     for (int r = 0; r < n; ++r) {
-        float* out = o + rows.head(i0 + r) * C;
+        T* out = o + rows.head(i0 + r) * C;
 #pragma omp simd
-        for (int c = 0; c < C; ++c) out[c] = sum[r * kStride + c] / l[r];
+        for (int c = 0; c < C; ++c) out[c] = T(sum[r * stride + c] / l[r]);
         if (lse) lse[rows.head(i0 + r)] = m[r] + std::log(l[r]);
     }
 }
 
-// The whole backward of one span and key head, so that one thread alone adds to its rows of dq, dk
-// and dv: split by split of the keys, and for each, tile by tile of the rows that see it.
-void backward_span(float* dq, float* dk, float* dv, float* delta, const float* dout, const float* q,
-                   const float* k, const float* v, const float* o, const float* lse,
-                   const Rows& rows, int window, float scale) {
-    const int C = rows.C, panels = ceil_div(C, kLanes), group = rows.group();
-    const int64_t key_stride = int64_t(rows.G) * C;
-    const int hi = rows.span.first + rows.span.count;
-    alignas(64) float keys[kKeyBlock * kStride];
-    alignas(64) float keys_t[kKeyBlock * kMaxHeadDim],
-        values_t[kKeyBlock * kMaxHeadDim];                            // transposed
-    alignas(64) float query[kRows * kStride], grad[kRows * kStride];  // rows of q, dout
-    alignas(64) float p[kRows * kKeyBlock], ds[kRows * kKeyBlock];    // [row][key]
-    alignas(64) float sum_k[kKeyBlock * kStride], sum_v[kKeyBlock * kStride];
-    alignas(64) float sum_q[kStep * kStride];
+// The backward's arguments; dq or dk and dv are null where they are not asked for.
+template <class T>
+struct Backward {
+    T* dq;
+    float *dk, *dv, *delta;
+    const T *dout, *q, *k, *v, *o;
+    const float* lse;
+    float scale;
+};
 
-    for (int i = 0; i < rows.count(); ++i) {
-        const int64_t at = rows.head(i) * C;
-        std::fill_n(dq + at, C, 0.f);
-        delta[rows.head(i)] = row_dot(
-            C, [&](int64_t c) { return dout[at + c]; }, [&](int64_t c) { return o[at + c]; });
+// Rows [i0, i0+n) against the keys of the splits [split, split_end): dq of the rows, and what they
+// add to dv and, but for the factor `scale`, to dk.
+template <class T>
+void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int split,
+                   int split_end) {
+    const int C = rows.C, stride = tile_stride(C), columns = round_up(C, kLanes);
+    alignas(64) float keys[kKeyBlock * kMaxStride], values[kKeyBlock * kMaxStride];
+    Tile query, grad;                                                      // rows of q, dout
+    alignas(64) float p[kKeyBlock * kRows], ds[kKeyBlock * kRows];         // [key][row]
+    alignas(64) float sum[kRows * kMaxStride], sum_j[kStep * kMaxStride];  // dq, a split's part
+    alignas(64) float lse[kRows] = {}, delta[kRows] = {};
+    Ranges seen, seeing;
+
+    rows.gather(query, stride, a.q, i0, n);
+    rows.gather(grad, stride, a.dout, i0, n);
+    for (int r = 0; r < n; ++r) {
+        const int64_t head = rows.head(i0 + r);
+        if (a.dq)
+            a.delta[head] = row_dot(
+                C, [&](int64_t c) { return grad.row[r * stride + c]; },
+                [&](int64_t c) { return float(a.o[head * C + c]); });
+        lse[r] = a.lse[head];
+        delta[r] = a.delta[head];
     }
-    for (int base = 0; base < hi; base += kKeyBlock) {
-        const int count = std::min(kKeyBlock, hi - base);
-        const int64_t at = rows.key(base);
-        copy_rows(keys, v + at, k + at, key_stride, count, C);
-        transpose(values_t, keys, count, C);
-        copy_rows(keys, k + at, k + at, key_stride, count, C);
-        transpose(keys_t, keys, count, C);
-        for (int s = 0; s < round_up(count, kStep); ++s) {
-            std::fill_n(sum_k + s * kStride, panels * kLanes, 0.f);
-            std::fill_n(sum_v + s * kStride, panels * kLanes, 0.f);
-        }
+    std::fill_n(sum, n * stride, 0.f);
 
-        // Rows whose position is base or later and whose window reaches back into the split.
-        const int first_row = std::max(0, base - rows.span.first) * group;
-        const int last_t =
-            window > 0 ? std::min<int64_t>(hi, int64_t(base) + count + window - 1) : hi;
-        const int end_row = std::max(0, last_t - rows.span.first) * group;
-        for (int i0 = first_row; i0 < end_row; i0 += kRows) {
-            const int n = std::min(kRows, end_row - i0);
-            rows.gather(query, q, i0, n);
-            rows.gather(grad, dout, i0, n);
-            for (int r0 = 0; r0 < n; r0 += kStep) {
-                // These kStep rows see none of the keys from `seen` on.
-                const int last = rows.position(i0 + std::min(r0 + kStep, n) - 1);
-                const int seen = std::min(count, last + 1 - base);
-                const int key_panels = ceil_div(seen, kLanes);
-                float *scores = p + r0 * kKeyBlock, *dscores = ds + r0 * kKeyBlock;
-                product<kStride, 1>(scores, kKeyBlock, key_panels, query + r0 * kStride, keys_t,
-                                    kLanes, C * kLanes, C, false);
-                product<kStride, 1>(dscores, kKeyBlock, key_panels, grad + r0 * kStride, values_t,
-                                    kLanes, C * kLanes, C, false);
-                for (int r = 0; r < kStep; ++r) {
-                    const bool exists = r0 + r < n;
-                    const int64_t head = exists ? rows.head(i0 + r0 + r) : 0;
-                    const int t = exists ? rows.position(i0 + r0 + r) : 0;
-                    const int begin = exists ? first_visible(t, window) - base : 0;
-                    const int end = exists ? t + 1 - base : 0;
-                    const float lse_r = exists ? lse[head] : 0, delta_r = exists ? delta[head] : 0;
-                    float *p_r = scores + r * kKeyBlock, *ds_r = dscores + r * kKeyBlock;
+    const int lo = std::max(split * kKeyBlock, first_visible(rows.position(i0), rows.window));
+    const int hi = std::min<int64_t>(int64_t(split_end) * kKeyBlock, rows.position(i0 + n - 1) + 1);
+    for (int j = lo / kKeyBlock; j * kKeyBlock < hi; ++j) {
+        const int base = std::max(lo, j * kKeyBlock);
+        const int count = std::min(hi, (j + 1) * kKeyBlock) - base;
+        const int64_t at = rows.key(base), next = base + count < hi ? rows.key(base + count) : at;
+        copy_keys(keys, stride, a.k + at, a.k + next, rows.key_stride(), count, C);
+        copy_keys(values, stride, a.v + at, a.v + next, rows.key_stride(), count, C);
+        rows.keys_of_rows(seen, i0, n, base, count);
+        rows.rows_of_keys(seeing, i0, n, base, count);
+        for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
+            product<panels>(p + r0, keys, stride, query.panel + r0 * C, begin, end, C);
+            product<panels>(ds + r0, values, stride, grad.panel + r0 * C, begin, end, C);
+            for (int s = begin; s < end; ++s) {
+                float *p_s = p + s * kRows, *ds_s = ds + s * kRows;
 #pragma omp simd
-                    for (int s = 0; s < key_panels * kLanes; ++s) {
-                        const bool visible = begin <= s && s < end;
-                        const float e = exp(scale * p_r[s] - lse_r);
-                        p_r[s] = visible ? e : 0.f;
-                        ds_r[s] = visible ? e * (ds_r[s] - delta_r) : 0.f;
-                    }
-                }
-                // dq += ds k, over the split's keys in order
-                for (int r = 0; r < kStep; ++r)
-                    std::fill_n(sum_q + r * kStride, panels * kLanes, 0.f);
-                product<kKeyBlock, 1>(sum_q, kStride, panels, dscores, keys, kStride, kLanes, seen,
-                                      false);
-                for (int r = 0; r < std::min(kStep, n - r0); ++r) {
-                    float* out = dq + rows.head(i0 + r0 + r) * C;
-#pragma omp simd
-                    for (int c = 0; c < C; ++c)
-                        out[c] = std::fma(scale, sum_q[r * kStride + c], out[c]);
+                for (int r = r0; r < r0 + panels * kLanes; ++r) {
+                    p_s[r] = exp(a.scale * p_s[r] - lse[r]);
+                    ds_s[r] = p_s[r] * (ds_s[r] - delta[r]);
                 }
             }
-            // dv += p^T dout and dk += ds^T q, over the tile's rows in order, from the first row
-            // that sees key s0 on. (Rows before it have no score there.)
-            for (int s0 = 0; s0 < count; s0 += kStep) {
-                const int seeing = std::max(0, base + s0 - rows.span.first) * group;
-                const int r = std::max(0, seeing - i0);
-                if (r >= n) break;
-                product<1, kKeyBlock>(sum_v + s0 * kStride, kStride, panels, p + r * kKeyBlock + s0,
-                                      grad + r * kStride, kStride, kLanes, n - r, true);
-                product<1, kKeyBlock>(sum_k + s0 * kStride, kStride, panels,
-                                      ds + r * kKeyBlock + s0, query + r * kStride, kStride, kLanes,
-                                      n - r, true);
-            }
-        }
-        for (int s = 0; s < count; ++s) {
-            float *out_k = dk + rows.key(base + s), *out_v = dv + rows.key(base + s);
+        });
+        // dq += ds k, over the split's keys in order
+        for (int r0 = 0; a.dq && r0 < n; r0 += kStep) {
+            const int count_here = std::min(kStep, n - r0);
+            std::fill_n(sum_j, count_here * stride, 0.f);
+            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, ds + r0, keys, stride,
+                                   seen.begin + r0, seen.end + r0);
+            for (int r = 0; r < count_here; ++r) {
+                float* to = sum + (r0 + r) * stride;
+                const float* from = sum_j + r * stride;
 #pragma omp simd
-            for (int c = 0; c < C; ++c) {
-                out_k[c] = scale * sum_k[s * kStride + c];
-                out_v[c] = sum_v[s * kStride + c];
+                for (int c = 0; c < C; ++c) to[c] = std::fma(a.scale, from[c], to[c]);
             }
         }
+        // dv += p^T dout and dk += ds^T q, over the tile's rows in order
+        if (a.dk) {
+            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, p, grad.row, stride,
+                                   seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, ds, query.row, stride,
+                                   seeing.begin, seeing.end);
+        }
+    }
+    for (int r = 0; a.dq && r < n; ++r) {
+        T* out = a.dq + rows.head(i0 + r) * C;
+#pragma omp simd
+        for (int c = 0; c < C; ++c) out[c] = T(sum[r * stride + c]);
+    }
+}
+
+// dk and dv of the splits [split, split_end), which are one thread's, tile by tile of the rows that
+// see them; dq of these rows too where it is asked for.
+template <class T>
+void backward_keys(const Backward<T>& a, const Rows& rows, int split, int split_end) {
+    const int base = split * kKeyBlock;
+    const int hi = std::min<int64_t>(int64_t(split_end) * kKeyBlock, rows.end());
+    for (int s = base; s < hi; ++s) {
+        std::fill_n(a.dk + rows.key(s), rows.C, 0.f);
+        std::fill_n(a.dv + rows.key(s), rows.C, 0.f);
+    }
+    const int first_t = std::max(0, base - rows.span.first);
+    const int64_t last_t = rows.window > 0 ? int64_t(hi) + rows.window - 1 : rows.end();
+    const int end_row =
+        std::max<int64_t>(0, std::min<int64_t>(last_t, rows.end()) - rows.span.first) *
+        rows.group();
+    for (int i0 = first_t * rows.group(); i0 < end_row; i0 += kRows)
+        backward_tile(a, rows, i0, std::min(kRows, end_row - i0), split, split_end);
+    for (int s = base; s < hi; ++s) {
+        float* out = a.dk + rows.key(s);
+#pragma omp simd
+        for (int c = 0; c < rows.C; ++c) out[c] *= a.scale;
     }
 }
 
@@ -342,28 +432,54 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
     const int threads = table.rows * H * C * table.max_end < (1 << 16) ? 1 : s.threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t item = 0; item < tiles * spans * G; ++item) {
-        const Rows rows{table.spans[item / G % spans], table.blocks, H, G, C, int(item % G)};
+        const Rows rows{
+            table.spans[item / G % spans], table.blocks, H, G, C, int(item % G), window};
         const int64_t i0 = item / G / spans * kRows;
         if (i0 < rows.count())
             forward_tile(o, lse, q, k, v, rows, int(i0),
-                         int(std::min<int64_t>(kRows, rows.count() - i0)), window, scale);
+                         int(std::min<int64_t>(kRows, rows.count() - i0)), scale);
     }
     return {};
 }
 
-// Items of work are a span by a key head: dk and dv of a split and dq of a row are then one
-// thread's, and scores are computed once (cutting further would need a second pass for dq). Batches
-// of sequences give threads enough of them.
+// Where there is a span and key head for every thread, one thread does all of theirs, and scores
+// are computed once. Otherwise they are computed twice, for dq of each tile of rows and for dk and
+// dv of each split of keys. Every sum has the same order in both.
 template <class T, class A>
 Status attention_backward(T* dq, A* dk, A* dv, A* delta, const T* dout, const T* q, const T* k,
                           const T* v, const T* o, const A* lse, const SpanTable& table, int H,
                           int G, int C, int window, A scale, Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
+    const int64_t heads = int64_t(table.count) * G;
+    const auto rows = [&](int64_t i) {
+        return Rows{table.spans[i / G], table.blocks, H, G, C, int(i % G), window};
+    };
+    const int64_t splits = ceil_div(table.max_end, kKeyBlock);
+    const Backward<T> all{dq, dk, dv, delta, dout, q, k, v, o, lse, scale};
+    // 7 products instead of 5 pay where threads would idle for more than 2/7 of the time.
+    if (ceil_div(heads, s.threads) * s.threads * 5 <= heads * 7) {
 #pragma omp parallel for num_threads(s.threads) schedule(dynamic)
-    for (int64_t item = 0; item < int64_t(table.count) * G; ++item)
-        backward_span(dq, dk, dv, delta, dout, q, k, v, o, lse,
-                      Rows{table.spans[item / G], table.blocks, H, G, C, int(item % G)}, window,
-                      scale);
+        for (int64_t i = 0; i < heads; ++i) backward_keys(all, rows(i), 0, int(splits));
+        return {};
+    }
+    Backward<T> queries = all, keys = all;
+    queries.dk = queries.dv = nullptr;
+    keys.dq = nullptr;
+    const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
+#pragma omp parallel num_threads(s.threads)
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < tiles * heads; ++item) {
+            const Rows r = rows(item % heads);
+            const int64_t i0 = item / heads * kRows;
+            if (i0 < r.count())
+                backward_tile(queries, r, int(i0), int(std::min<int64_t>(kRows, r.count() - i0)), 0,
+                              int(splits));
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < splits * heads; ++item)
+            backward_keys(keys, rows(item % heads), int(item / heads), int(item / heads + 1));
+    }
     return {};
 }
 
@@ -372,13 +488,16 @@ int64_t attention_scratch_size(const SpanTable&, int, int, int, int) {
     return 0;
 }
 
-template Status attention_forward<float, float>(float*, float*, const float*, const float*,
-                                                const float*, const SpanTable&, int, int, int, int,
-                                                float, float*, Stream);
-template int64_t attention_scratch_size<float>(const SpanTable&, int, int, int, int);
-template Status attention_backward<float, float>(float*, float*, float*, float*, const float*,
-                                                 const float*, const float*, const float*,
-                                                 const float*, const float*, const SpanTable&, int,
-                                                 int, int, int, float, Stream);
+#define INSTANTIATE(T)                                                                       \
+    template Status attention_forward<T, float>(T*, float*, const T*, const T*, const T*,    \
+                                                const SpanTable&, int, int, int, int, float, \
+                                                float*, Stream);                             \
+    template int64_t attention_scratch_size<T>(const SpanTable&, int, int, int, int);        \
+    template Status attention_backward<T, float>(                                            \
+        T*, float*, float*, float*, const T*, const T*, const T*, const T*, const T*,        \
+        const float*, const SpanTable&, int, int, int, int, float, Stream);
+INSTANTIATE(float)
+INSTANTIATE(bf16)
+#undef INSTANTIATE
 
 }  // namespace fbt::kernels::cpu

@@ -19,6 +19,12 @@ struct Vec {
 };
 static inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
 static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline Vec load(const bf16* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    // Zeroing masks, of all lanes, because gcc 12 warns of the other form's undefined operand.
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, half);
+    return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16))};
+}
 static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 // The first `count` lanes only, at least 1; the others are loaded as 0 and not stored.
 static inline __mmask16 first_lanes(int64_t count) {
@@ -119,13 +125,21 @@ static inline void store(bf16* p, Vec a) {
     store(lane, a);
     for (int l = 0; l < kLanes; ++l) p[l] = bf16(lane[l]);
 }
-// Without masks, part of a Vec goes through memory.
-static inline Vec load_first(const float* p, int64_t count) {
-    if (count >= kLanes) return load(p);
-    float lane[kLanes] = {};
-    for (int64_t l = 0; l < count; ++l) lane[l] = p[l];
+static inline Vec load(const bf16* p) {
+    float lane[kLanes];
+    for (int l = 0; l < kLanes; ++l) lane[l] = float(p[l]);
     return load(lane);
 }
+#endif
+// Without masks, part of a Vec goes through memory.
+template <class T>
+static inline Vec load_first(const T* p, int64_t count) {
+    if (count >= kLanes) return load(p);
+    float lane[kLanes] = {};
+    for (int64_t l = 0; l < count; ++l) lane[l] = float(p[l]);
+    return load(lane);
+}
+#if !defined(__AVX512F__)
 static inline void store_first(float* p, Vec a, int64_t count) {
     if (count >= kLanes) return store(p, a);
     float lane[kLanes];
