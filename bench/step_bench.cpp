@@ -39,7 +39,7 @@ using tensor::DType;
 using Tokens = std::vector<int32_t>;
 
 struct Options {
-    std::vector<std::string> shapes = {"A", "B", "300M"}, dtypes = {"f32"}, filters;
+    std::vector<std::string> shapes = {"A", "B", "300M"}, dtypes = {"f32", "bf16"}, filters;
     std::string device = "cpu";
     int threads = omp_get_num_procs();
     bool fast_matmul = false, json = false;

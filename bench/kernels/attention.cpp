@@ -125,6 +125,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_attention(Ops& ops) { add<float>(ops); }
+void add_attention(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

@@ -60,6 +60,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_carry(Ops& ops) { add<float>(ops); }
+void add_carry(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

@@ -44,6 +44,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_cross_entropy(Ops& ops) { add<float>(ops); }
+void add_cross_entropy(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

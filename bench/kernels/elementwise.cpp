@@ -36,6 +36,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_elementwise(Ops& ops) { add<float>(ops); }
+void add_elementwise(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

@@ -37,6 +37,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_gate(Ops& ops) { add<float>(ops); }
+void add_gate(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

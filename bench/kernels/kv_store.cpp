@@ -40,6 +40,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_kv_store(Ops& ops) { add<float>(ops); }
+void add_kv_store(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

@@ -80,6 +80,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_matmul(Ops& ops) { add<float>(ops); }
+void add_matmul(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

@@ -55,6 +55,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_qk_norm_rope(Ops& ops) { add<float>(ops); }
+void add_qk_norm_rope(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

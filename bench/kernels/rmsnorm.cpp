@@ -56,6 +56,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_rmsnorm(Ops& ops) { add<float>(ops); }
+void add_rmsnorm(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench

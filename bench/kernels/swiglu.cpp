@@ -33,6 +33,9 @@ void add(Ops& ops) {
 
 }  // namespace
 
-void add_swiglu(Ops& ops) { add<float>(ops); }
+void add_swiglu(Ops& ops) {
+    add<float>(ops);
+    add<bf16>(ops);
+}
 
 }  // namespace fbt::bench
