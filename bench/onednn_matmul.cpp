@@ -57,29 +57,37 @@ void OneDnnMatmul::forward(void* y, const void* x, const void* packed, int threa
     stream_.wait();
 }
 
-double onednn_rate(const std::vector<Matrix>& matrices, int64_t M, OneDnnMatmul::DType dtype,
-                   int threads) {
-    constexpr int kRuns = 11;
-    double flops = 0, seconds = 0;
+OneDnnModel::OneDnnModel(const std::vector<Matrix>& matrices, int64_t M, OneDnnMatmul::DType dtype)
+    : M_(M) {
+    int64_t widest = 0;
     for (const Matrix& m : matrices) {
-        OneDnnMatmul product(M, m.out, m.in, dtype);
+        widest = std::max({widest, m.in, m.out});
+        Product& p =
+            products_.emplace_back(Product{m, OneDnnMatmul(M, m.out, m.in, dtype), {}, {}});
         const std::vector<float> w(size_t(m.out * m.in), 0.01f);
-        // About 1 in either dtype, and space for the wider one.
-        const std::vector<uint16_t> x(size_t(2 * M * m.in), 0x3f80);
-        std::vector<uint16_t> y(size_t(2 * M * m.out));
-        std::vector<std::byte> packed(product.packed_bytes());
-        product.pack(packed.data(), w.data());
-        product.forward(y.data(), x.data(), packed.data(), threads);
-        std::vector<double> times;
-        for (int i = 0; i < kRuns; ++i) {
-            const auto start = std::chrono::steady_clock::now();
-            product.forward(y.data(), x.data(), packed.data(), threads);
-            times.push_back(
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-        }
-        std::ranges::nth_element(times, times.begin() + kRuns / 2);
-        flops += m.count * 2.0 * double(M * m.out * m.in);
-        seconds += m.count * times[kRuns / 2];
+        p.packed.resize(size_t(p.matmul.packed_bytes()));
+        p.matmul.pack(p.packed.data(), w.data());
+    }
+    x_.assign(size_t(2 * M * widest), 0x3f80);  // about 1 in either dtype
+    y_.resize(x_.size());
+}
+
+void OneDnnModel::time(int threads) {
+    for (Product& p : products_) {
+        const auto start = std::chrono::steady_clock::now();
+        p.matmul.forward(y_.data(), x_.data(), p.packed.data(), threads);
+        p.seconds.push_back(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+}
+
+double OneDnnModel::rate() const {
+    double flops = 0, seconds = 0;
+    for (const Product& p : products_) {
+        std::vector<double> times = p.seconds;
+        std::ranges::nth_element(times, times.begin() + std::ptrdiff_t(times.size() / 2));
+        flops += p.matrix.count * 2.0 * double(M_ * p.matrix.out * p.matrix.in);
+        seconds += p.matrix.count * times[times.size() / 2];
     }
     return flops / seconds;
 }

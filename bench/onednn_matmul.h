@@ -32,13 +32,30 @@ class OneDnnMatmul {
     std::map<int, dnnl::matmul> by_threads_;
 };
 
-// [out, in] of a weight, how many such a model has.
+// [out, in] of a weight, and how many such a model has.
 struct Matrix {
     int64_t out, in;
     int count;
 };
-// FLOP/s of products of M rows with all these matrices, the time of each being its median.
-double onednn_rate(const std::vector<Matrix>& matrices, int64_t M, OneDnnMatmul::DType dtype,
-                   int threads);
+
+// Products of M rows with all of a model's matrices: what a step could reach if it were nothing but
+// them. Each call of `time` runs each once; `rate` takes each one's median.
+class OneDnnModel {
+  public:
+    OneDnnModel(const std::vector<Matrix>& matrices, int64_t M, OneDnnMatmul::DType dtype);
+    void time(int threads);
+    double rate() const;  // FLOP/s
+
+  private:
+    struct Product {
+        Matrix matrix;
+        OneDnnMatmul matmul;
+        std::vector<std::byte> packed;
+        std::vector<double> seconds;
+    };
+    int64_t M_;
+    std::vector<Product> products_;
+    std::vector<uint16_t> x_, y_;  // as long as the largest, in the wider dtype
+};
 
 }  // namespace fbt::bench

@@ -13,9 +13,8 @@ inline nlohmann::json shape_named(const std::string& name) {
     for (const char* folder : {"bench/shapes/", "apps/presets/"})
         if (std::ifstream file(std::string(FBT_SOURCE) + "/" + folder + name + ".json"); file)
             return nlohmann::json::parse(file);
-    throw std::invalid_argument("no shape '" + name +
-                                "': bench/shapes/ and apps/presets/ have it "
-                                "not; try A, B, 300M or quickstart");
+    throw std::invalid_argument("no shape '" + name + "' in bench/shapes/ or apps/presets/; " +
+                                "A, B, 300M and quickstart are there");
 }
 
 }  // namespace fbt::bench

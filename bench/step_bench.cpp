@@ -100,7 +100,7 @@ double median(std::vector<double> x) {
 // Seconds of one call, the median of several after one that is not timed.
 template <class F>
 double median_seconds(F f) {
-    constexpr int kRuns = 5;
+    constexpr int kRuns = 3;
     f();
     std::vector<double> times;
     for (int i = 0; i < kRuns; ++i) {
@@ -208,16 +208,13 @@ engine::TrainConfig train_config(const Case& c, const std::string& schedule, int
     return config;
 }
 
-struct Steps {
-    std::vector<double> seconds;
-    double flops = 0;  // of all
-    double total() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
-};
+// Seconds of one step for each FLOP that it executed.
+using Cost = std::vector<double>;
 
-// Steps of each of these pass counts in turn, `rounds` times after one that is not timed: what else
-// the machine does falls on all of them alike. The same seeds, and so prefixes, in every run.
-std::map<int, Steps> time_steps(const Case& c, const std::vector<int>& passes, bool mixin,
-                                int rounds) {
+// Steps of each of these pass counts in turn, `rounds` times after one that is not timed, and
+// `between` after each turn: what else the machine does falls on all of them alike.
+std::map<int, Cost> time_steps(const Case& c, const std::vector<int>& passes, bool mixin,
+                               int rounds, const std::function<void()>& between) {
     std::string schedule;
     for (int round = 0; round <= rounds; ++round)
         for (int K : passes) schedule += (schedule.empty() ? "1:" : ",1:") + std::to_string(K);
@@ -227,52 +224,67 @@ std::map<int, Steps> time_steps(const Case& c, const std::vector<int>& passes, b
     const engine::TrainConfig config =
         train_config(c, schedule, (rounds + 1) * int64_t(passes.size()), mixin);
     engine::Trainer trainer(model, source, config, false);
-    std::map<int, Steps> steps;
+    std::map<int, Cost> costs;
     while (!trainer.done()) {
         const core::Batch batch = same.next(config.tokens_per_step);
         const int64_t step = trainer.step();
         const engine::StepReport report = trainer.advance();
         if (report.skipped)
             throw tensor::Error(tensor::ErrorKind::diverged, "the loss is not finite");
+        if (report.passes == passes.back()) between();
         if (step < int64_t(passes.size())) continue;
-        Steps& s = steps[report.passes];
-        s.seconds.push_back(report.milliseconds / 1e3);
-        s.flops += step_flops(c.model, batch,
-                              core::draw_prefixes(batch, report.passes, mixin, config.seed, step));
+        const auto plain = core::draw_prefixes(batch, report.passes, mixin, config.seed, step);
+        costs[report.passes].push_back(report.milliseconds / 1e3 /
+                                       step_flops(c.model, batch, plain));
     }
-    return steps;
+    return costs;
 }
 
+// FLOPs of a step, the mean over many steps' prefixes.
+double mean_flops(const Case& c, int passes, bool mixin) {
+    const int draws = mixin ? 1000 : 1;
+    RandomSource source(c.model);
+    core::Batch batch = source.next(c.tokens_per_step);
+    double flops = 0;
+    for (int step = 0; step < draws; ++step)
+        flops += step_flops(c.model, batch, core::draw_prefixes(batch, passes, mixin, 1, step));
+    return flops / draws;
+}
+
+// Steps of K > 1 differ by their prefixes, and the few that are timed are not the mean: a mean step
+// takes the median of the seconds a FLOP times the mean of the FLOPs.
 void report_training(const Case& c, Report& report) {
     constexpr int kRounds = 12, kWholeRounds = 3;
-    const double tokens = double(c.tokens_per_step);
-    std::map<int, Steps> mixed = time_steps(c, {1, 2, 3}, true, kRounds);
-    const Steps& one = mixed[1];
-    const double seconds = median(one.seconds), flops = one.flops / kRounds;
-    report.add(c, "training step, K = 1", 1e3 * seconds, "ms");
-    report.add(c, "training, K = 1", tokens / seconds, "token/s");
-    report.add(c, "training, K = 1, rate", flops / seconds / 1e9, "GFLOP/s");
-    if (c.on_cpu()) {
-        const double rate = onednn_rate(
+    std::optional<OneDnnModel> onednn;
+    if (c.on_cpu())
+        onednn.emplace(
             plain_matrices(c.model), c.tokens_per_step,
-            c.dtype == DType::bf16 ? OneDnnMatmul::DType::bf16 : OneDnnMatmul::DType::f32,
-            options.threads);
-        report.add(c, "oneDNN's packed matmuls of these shapes, rate", rate / 1e9, "GFLOP/s");
-        report.add(c, "training, K = 1, rate / oneDNN's", flops / seconds / rate, "");
+            c.dtype == DType::bf16 ? OneDnnMatmul::DType::bf16 : OneDnnMatmul::DType::f32);
+    const std::map<int, Cost> mixed = time_steps(c, {1, 2, 3}, true, kRounds, [&] {
+        if (onednn) onednn->time(options.threads);
+    });
+    const double flops = mean_flops(c, 1, true), seconds = flops * median(mixed.at(1));
+    report.add(c, "training step, K = 1", 1e3 * seconds, "ms");
+    report.add(c, "training, K = 1", double(c.tokens_per_step) / seconds, "token/s");
+    report.add(c, "training, K = 1, rate", flops / seconds / 1e9, "GFLOP/s");
+    if (onednn) {
+        report.add(c, "oneDNN's packed matmuls of these shapes, rate", onednn->rate() / 1e9,
+                   "GFLOP/s");
+        report.add(c, "training, K = 1, rate / oneDNN's", flops / seconds / onednn->rate(), "");
     }
-    const auto ratio = [&](const Steps& many, const Steps& single) {
-        return many.total() / double(many.seconds.size()) * double(single.seconds.size()) /
-               single.total();
-    };
+    std::map<int, double> ratio;
     for (int K : {2, 3}) {
         const std::string name = "K = " + std::to_string(K) + ", mixin, / K = 1, ";
-        report.add(c, name + "time", ratio(mixed[K], one), "");
-        report.add(c, name + "FLOPs of the drawn prefixes", mixed[K].flops / one.flops, "");
+        const double more = mean_flops(c, K, true);
+        ratio[K] = more * median(mixed.at(K)) / seconds;
+        report.add(c, name + "time", ratio[K], "");
+        report.add(c, name + "FLOPs", more / flops, "");
     }
     report.add(c, "schedule 75:1,22:2,3:3, mixin, / K = 1, time",
-               0.75 + 0.22 * ratio(mixed[2], one) + 0.03 * ratio(mixed[3], one), "");
-    std::map<int, Steps> whole = time_steps(c, {1, 3}, false, kWholeRounds);
-    report.add(c, "K = 3, no mixin, / K = 1, time", ratio(whole[3], whole[1]), "");
+               0.75 + 0.22 * ratio[2] + 0.03 * ratio[3], "");
+    const std::map<int, Cost> whole = time_steps(c, {1, 3}, false, kWholeRounds, [] {});
+    report.add(c, "K = 3, no mixin, / K = 1, time",
+               mean_flops(c, 3, false) * median(whole.at(3)) / (flops * median(whole.at(1))), "");
 }
 
 // ---- memory
@@ -316,7 +328,7 @@ int64_t peak_of(const std::function<void()>& work) {
 // several steps to see the most.
 int64_t training_peak(const Case& c, int passes, bool mixin, bool recompute) {
     return peak_of([&] {
-        const int steps = passes > 1 && mixin ? 8 : 2;
+        const int steps = passes > 1 && mixin ? 5 : 2;
         Context context(options.device, options.threads);
         core::Model model(context, c.model, c.dtype);
         RandomSource source(c.model);
