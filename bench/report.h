@@ -84,9 +84,10 @@ class TableReporter : public benchmark::BenchmarkReporter {
         const double rate = run.counters.at(is_flops ? "FLOP/s" : "B/s");
         const auto share = run.counters.find("% of peak");
 
-        nlohmann::json row = {{"op", op},       {"shape", shape},
-                              {"dtype", dtype}, {"kernel", kernel},
-                              {"us", us},       {is_flops ? "flops" : "bytes_per_second", rate}};
+        nlohmann::json row = {
+            {"op", op},       {"shape", shape},
+            {"dtype", dtype}, {"kernel", kernel},
+            {"us", us},       {is_flops ? "flops_per_second" : "bytes_per_second", rate}};
         if (!threads.empty()) row["threads"] = std::stoi(threads.substr(threads.find(':') + 1));
         if (std::isfinite(spread)) row["spread_percent"] = spread;
         if (share != run.counters.end()) row["percent_of_peak"] = double(share->second);

@@ -191,7 +191,7 @@ nlohmann::json json_of(const std::vector<Ceiling>& ceilings) {
     for (const Ceiling& c : ceilings)
         all.push_back({{"what", c.what},
                        {"threads", c.threads},
-                       {c.is_flops ? "flops" : "bytes_per_second", c.rate}});
+                       {c.is_flops ? "flops_per_second" : "bytes_per_second", c.rate}});
     return all;
 }
 
