@@ -1,8 +1,8 @@
 // CUDA kernels on a GPU, at the shapes of the 1B model: what they reach of ceilings measured in the
 // same run, which are copying within the device's memory and cuBLASLt's matrix product.
 //
-// A line reads  op/shape/dtype, median time by the device's clock, spread, bytes/s or FLOP/s, share
-// of the ceiling. Correctness is the tests' business (tests/cuda).
+// Times are by the device's clock; the peak is the ceiling. Correctness is the tests' business
+// (tests/cuda).
 #include <cuda_runtime_api.h>
 
 #include <functional>
@@ -73,10 +73,10 @@ void time_op(benchmark::State& state, Context& context, const Op& op) {
     const double rate = op.work / best;
     const bool is_ceiling = op.name.starts_with("ceiling");
     if (is_ceiling) ceilings[op.unit] = std::max(ceilings[op.unit], rate);
-    state.counters[op.unit == Unit::byte ? "byte/s" : "FLOP/s"] =
+    state.counters[op.unit == Unit::byte ? "B/s" : "FLOP/s"] =
         benchmark::Counter(op.work, benchmark::Counter::kIsIterationInvariantRate);
     if (!is_ceiling && ceilings.contains(op.unit))
-        state.counters["% of ceiling"] = 100 * rate / ceilings[op.unit];
+        state.counters["% of peak"] = 100 * rate / ceilings[op.unit];
 }
 
 // Small values everywhere: no kernel's time depends on them, unless they are NaN.
@@ -272,12 +272,13 @@ int run_all(int argc, char** argv) {
         std::fprintf(stderr, "cuda_bench: no CUDA device: %s\n", device.description.c_str());
         return 5;
     }
+    const Arguments arguments(argc, argv);
     Context c("cuda");
-    std::printf("%s\n", tensor::cuda_device().description.c_str());
+    if (!arguments.json) std::printf("%s\n\n", tensor::cuda_device().description.c_str());
     std::vector<Op> ops;
     const Tensor from = filled(c, {int64_t(1) << 28}, DType::f32),
                  to = filled(c, from.shape(), DType::f32);
-    ops.push_back({"ceiling/copy/1GiB", Unit::byte, 2.0 * double(from.bytes()), [=](Stream s) {
+    ops.push_back({"ceiling/copy_1GiB/f32", Unit::byte, 2.0 * double(from.bytes()), [=](Stream s) {
                        check(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(),
                                              cudaMemcpyDeviceToDevice,
                                              static_cast<cudaStream_t>(s.handle)));
@@ -305,11 +306,13 @@ int run_all(int argc, char** argv) {
     add_attention(ops, c, N, 8192, 16, 16, 64, 0);
     add_decoding(ops, c, 8192, H, G, C, 0);
     add_decoding(ops, c, 8192, H, G, C, kWindow);
-    for (const Op& op : ops)
-        benchmark::RegisterBenchmark(op.name.c_str(), [&c, &op](benchmark::State& state) {
+    for (const Op& op : ops) {
+        const std::string name = op.name + "/cuda";
+        benchmark::RegisterBenchmark(name.c_str(), [&](benchmark::State& state) {
             time_op(state, c, op);
         })->UseManualTime();
-    return run(argc, argv);
+    }
+    return run(argv[0], arguments, {{"device", tensor::cuda_device().description}});
 }
 
 }  // namespace

@@ -1,20 +1,30 @@
-// What a user waits for: training steps, generation, prefill, and replay of recorded states against
-// decoding. Tokens are random; the times do not depend on them.
+// What a user waits for: training steps, decoding, prefill, and replay of recorded states against
+// decoding; with the memory that training takes. Tokens are random; the times do not depend on
+// them.
 //
-//   step_bench [--device=cpu] [--dtype=f32] [--preset=quickstart] [--tokens=N] [--context=N]
-//              [--fast-matmul=true] [Google Benchmark's flags]
+//   step_bench [--shape A,B,300M] [--dtype f32] [--device cpu] [--threads N] [--json] [FILTER...]
 //
-// --tokens and --context replace the preset's tokens a step and length of sequences.
-// A line reads  what/shape/threads, median time, spread, tokens/s; a training step also the FLOPs
-// that it executed a second (attention's included, recomputation's not) and the share of those of
-// whole passes that prefix sharing saved.
+// FILTER is a regular expression over shape/dtype/section, as in  B/f32/train.  bench/README.md
+// says how to read the rows.
+#include <omp.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <random>
+#include <regex>
 
-#include "bench/report.h"
+#include "bench/ceilings.h"
+#include "bench/onednn_matmul.h"
+#include "bench/shape.h"
 #include "model/core/replay.h"
 #include "model/engine/generator.h"
 #include "model/engine/trainer.h"
@@ -29,207 +39,403 @@ using tensor::DType;
 using Tokens = std::vector<int32_t>;
 
 struct Options {
-    std::string device = "cpu", dtype = "f32", preset = "quickstart";
-    int64_t tokens = 0, context = 0;
-    bool fast_matmul = false;
+    std::vector<std::string> shapes = {"A", "B", "300M"}, dtypes = {"f32", "bf16"}, filters;
+    std::string device = "cpu";
+    int threads = omp_get_num_procs();
+    bool fast_matmul = false, json = false;
 };
 Options options;
 
-// Takes our own flags out of the command line. False: one of them is wrong.
-bool take_options(int& argc, char** argv) {
-    const std::pair<std::string, std::function<void(const std::string&)>> flags[] = {
-        {"--device=", [](const std::string& v) { options.device = v; }},
-        {"--dtype=", [](const std::string& v) { options.dtype = v; }},
-        {"--preset=", [](const std::string& v) { options.preset = v; }},
-        {"--tokens=", [](const std::string& v) { options.tokens = std::stoll(v); }},
-        {"--context=", [](const std::string& v) { options.context = std::stoll(v); }},
-        {"--fast-matmul=", [](const std::string& v) { options.fast_matmul = v == "true"; }}};
-    int kept = 1;
-    for (int i = 1; i < argc; ++i) {
-        const std::string argument = argv[i];
-        const auto flag = std::find_if(std::begin(flags), std::end(flags), [&](const auto& f) {
-            return argument.starts_with(f.first);
-        });
-        if (flag == std::end(flags))
-            argv[kept++] = argv[i];
-        else
-            flag->second(argument.substr(flag->first.size()));
+// One model in one dtype.
+struct Case {
+    std::string shape;
+    DType dtype;
+    core::Config model;
+    int64_t tokens_per_step = 0;  // 0: not trained
+
+    Case(const std::string& name, DType dtype) : shape(name), dtype(dtype) {
+        const nlohmann::json json = shape_named(name);
+        model = core::config_from_json(json.at("model"));
+        if (json.contains("train")) tokens_per_step = json.at("train").at("tokens_per_step");
     }
-    argc = kept;
-    return (options.dtype == "f32" || options.dtype == "bf16") && options.tokens >= 0 &&
-           options.context >= 0 && std::ifstream(FBT_PRESETS + options.preset + ".json").good();
+    bool on_cpu() const { return options.device == "cpu"; }
+    bool wants(const std::string& section) const {
+        const std::string name = shape + "/" + tensor::name_of(dtype) + "/" + section;
+        return options.filters.empty() ||
+               std::ranges::any_of(options.filters, [&](const std::string& filter) {
+                   return std::regex_search(name, std::regex(filter));
+               });
+    }
+};
+
+// One row a quantity, printed as it comes.
+class Report {
+  public:
+    void add(const Case& c, const std::string& what, double value, const std::string& unit) {
+        const std::string dtype = tensor::name_of(c.dtype);
+        rows_.push_back({{"shape", c.shape},
+                         {"dtype", dtype},
+                         {"what", what},
+                         {"value", value},
+                         {"unit", unit}});
+        if (options.json) return;
+        if (rows_.size() == 1)
+            std::printf("| shape | dtype | %-50s | %10s | %-13s |\n|---|---|---|---|---|\n", "what",
+                        "value", "unit");
+        std::printf("| %-5s | %-5s | %-50s | %10.4g | %-13s |\n", c.shape.c_str(), dtype.c_str(),
+                    what.c_str(), value, unit.c_str());
+        std::fflush(stdout);
+    }
+    const nlohmann::json& rows() const { return rows_; }
+
+  private:
+    nlohmann::json rows_ = nlohmann::json::array();
+};
+
+double median(std::vector<double> x) {
+    std::ranges::nth_element(x, x.begin() + std::ptrdiff_t(x.size() / 2));
+    return x[x.size() / 2];
 }
 
-DType dtype() { return options.dtype == "bf16" ? DType::bf16 : DType::f32; }
-
-// {"model": ..., "train": ...}
-const nlohmann::json& preset() {
-    static const nlohmann::json json =
-        nlohmann::json::parse(std::ifstream(FBT_PRESETS + options.preset + ".json"));
-    return json;
+// Seconds of one call, the median of several after one that is not timed.
+template <class F>
+double median_seconds(F f) {
+    constexpr int kRuns = 3;
+    f();
+    std::vector<double> times;
+    for (int i = 0; i < kRuns; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        f();
+        times.push_back(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return median(times);
 }
 
-core::Config model_config() {
-    nlohmann::json model = preset().at("model");
-    if (options.context > 0) model["context"] = options.context;
-    return core::config_from_json(model);
-}
-
-int64_t tokens_per_step() {
-    return options.tokens > 0 ? options.tokens
-                              : preset().at("train").at("tokens_per_step").get<int64_t>();
-}
-
-Tokens random_tokens(int64_t n, std::mt19937& random) {
+Tokens random_tokens(int64_t n, int vocab_size, std::mt19937& random) {
     Tokens tokens(n);
-    for (int32_t& t : tokens) t = int32_t(random() % unsigned(model_config().vocab_size));
+    for (int32_t& t : tokens) t = int32_t(random() % unsigned(vocab_size));
     return tokens;
 }
 
 // Sequences of the whole context.
 class RandomSource : public data::Source {
   public:
+    explicit RandomSource(const core::Config& model) : model_(model) {}
     data::Sequences next(int64_t token_budget) override {
-        const int64_t T = model_config().context, count = token_budget / T;
+        const int64_t T = model_.context, count = token_budget / T;
         data::Sequences batch;
-        batch.tokens = random_tokens(count * T, random_);
-        batch.targets = random_tokens(count * T, random_);
+        batch.tokens = random_tokens(count * T, model_.vocab_size, random_);
+        batch.targets = random_tokens(count * T, model_.vocab_size, random_);
         batch.lengths.assign(count, int32_t(T));
         for (int64_t i = 0; i < count; ++i) batch.indices.push_back(position_.index++);
         return batch;
     }
     data::Position position() const override { return position_; }
     void seek(data::Position position) override { position_ = position; }
-    int vocab_size() const override { return model_config().vocab_size; }
+    int vocab_size() const override { return model_.vocab_size; }
 
   private:
+    core::Config model_;
     std::mt19937 random_{1};
     data::Position position_;
 };
 
-// A model with initial weights, for inference.
-struct Untrained {
-    Context context;
-    core::Model model;
-    explicit Untrained(int threads)
-        : context(options.device, threads), model(context, model_config(), dtype()) {
-        model.parameters().initialise(context, dtype(), 1, false);
-    }
-};
+// ---- what a model's work is
 
-int threads_of(const benchmark::State& state) { return int(state.range(0)); }
+// [out, in] of the matrices that every row passes through, and of those that a fused row adds.
+std::vector<Matrix> plain_matrices(const core::Config& c) {
+    const int64_t D = c.dim, HC = int64_t(c.heads) * c.head_dim,
+                  GC = int64_t(c.kv_heads) * c.head_dim;
+    return {{HC, D, c.layers},             // q
+            {GC, D, 2 * c.layers},         // k, v
+            {c.heads, D, c.layers},        // the heads' gates
+            {D, HC, c.layers},             // o
+            {c.ffn_dim, D, 2 * c.layers},  // gate, up
+            {D, c.ffn_dim, c.layers},      // down
+            {c.vocab_size, D, 1}};         // logits
+}
+std::vector<Matrix> fusion_matrices(const core::Config& c) { return {{c.dim, c.dim, 2}}; }
 
-void count_tokens(benchmark::State& state, int64_t tokens_a_call) {
-    state.counters["token/s"] =
-        benchmark::Counter(double(tokens_a_call), benchmark::Counter::kIsIterationInvariantRate);
+double weights_of(const std::vector<Matrix>& matrices) {
+    double count = 0;
+    for (const Matrix& m : matrices) count += m.count * double(m.out * m.in);
+    return count;
 }
 
 // FLOPs of a step whose passes compute the positions from plain[k][s] on (all, in pass 1): 6 for
 // each weight and row (2 forward, 4 backward), 12 for each channel, query head and visible pair.
+// Recomputation is not counted, nor is backward's second product of queries and keys.
 double step_flops(const core::Config& c, const core::Batch& batch,
                   const std::vector<std::vector<int32_t>>& plain) {
-    const double D = c.dim, HC = double(c.heads) * c.head_dim, GC = double(c.kv_heads) * c.head_dim;
-    const double block = 2 * D * HC + 2 * D * GC + D * c.heads + 3 * D * c.ffn_dim;
-    const double fusion = 2 * D * D;  // of each of the three kinds
+    const double weights = weights_of(plain_matrices(c)), fusion = weights_of(fusion_matrices(c));
+    const double HC = double(c.heads) * c.head_dim;
     double flops = 0;
     for (size_t k = 0; k <= plain.size(); ++k)
         for (size_t s = 0; s < batch.lengths.size(); ++s) {
             const int T = batch.lengths[s], first = k == 0 ? 0 : plain[k - 1][s];
-            flops += 6.0 * (T - first) *
-                     (c.layers * block + double(c.vocab_size) * D + (k > 0 ? fusion : 0));
+            flops += 6.0 * (T - first) * (weights + (k > 0 ? fusion : 0));
             for (int l = 0; l < c.layers; ++l) {
-                const int window = c.is_full_attention(l) || c.window == 0 ? T : c.window;
+                const int window = c.is_full_attention(l) ? T : c.window;
                 for (int t = first; t < T; ++t) flops += 12 * HC * std::min(t + 1, window);
             }
         }
     return flops;
 }
 
-// A whole step: batch, K passes forward, backward, update. Tokens are the batch's, whatever K is.
-void train_step(benchmark::State& state, int passes, bool mixin) {
-    Context context(options.device, threads_of(state));
-    core::Model model(context, model_config(), dtype());
-    RandomSource source;
-    const nlohmann::json& train = preset().at("train");
-    engine::TrainConfig config;
-    config.tokens_per_step = tokens_per_step();
-    config.fast_matmul = options.fast_matmul;
-    config.schedule = core::PassSchedule::parse("1:" + std::to_string(passes));
-    config.jitter = train.at("jitter");
-    config.mixin = mixin;
-    engine::Trainer trainer(model, source, config, false);
-    trainer.advance();  // its memory is the arena's from here on
-    RandomSource same;  // the trainer's batches again, to count their work
-    double executed = 0, whole = 0;
-    const auto count = [&](int64_t step, bool timed) {
-        const core::Batch batch = same.next(config.tokens_per_step);
-        const auto plain = core::draw_prefixes(batch, passes, mixin, config.seed, step);
-        if (!timed) return;
-        executed += step_flops(model.config(), batch, plain);
-        whole += step_flops(model.config(), batch,
-                            core::draw_prefixes(batch, passes, false, config.seed, step));
-    };
-    count(0, false);
-    for (auto _ : state) {
-        const int64_t step = trainer.step();
-        if (trainer.advance().skipped) {
-            state.SkipWithError("the loss is not finite");
-            break;
-        }
-        state.PauseTiming();
-        count(step, true);
-        state.ResumeTiming();
-    }
-    count_tokens(state, config.tokens_per_step);
-    state.counters["FLOP/s"] = benchmark::Counter(executed, benchmark::Counter::kIsRate);
-    if (passes > 1) state.counters["% shared"] = 100 * (1 - executed / whole);
+// Bytes that one decoding step must read: every weight once, and each sequence's keys and values,
+// `length` positions of them.
+double decode_bytes(const Case& c, Mode mode, int sequences, int length) {
+    const core::Config& m = c.model;
+    double numbers = weights_of(plain_matrices(m));
+    if (mode != Mode::standard) numbers += weights_of(fusion_matrices(m));
+    for (int l = 0; l < m.layers; ++l)
+        numbers += 2.0 * sequences * m.kv_heads * m.head_dim *
+                   (m.is_full_attention(l) ? length : std::min(length, m.window));
+    return numbers * double(tensor::size_of(c.dtype));
 }
 
-// From prompts of one token to the context's end: the steps of decoding, sampling included.
-void generate(benchmark::State& state, int sequences, Mode mode) {
-    Untrained u(threads_of(state));
+// ---- training
+
+engine::TrainConfig train_config(const Case& c, const std::string& schedule, int64_t steps,
+                                 bool mixin) {
+    engine::TrainConfig config;
+    config.steps = steps;
+    config.tokens_per_step = c.tokens_per_step;
+    config.schedule = core::PassSchedule::parse(schedule);
+    config.mixin = mixin;
+    config.fast_matmul = options.fast_matmul;
+    return config;
+}
+
+// Seconds of one step for each FLOP that it executed.
+using Cost = std::vector<double>;
+
+// Steps of each of these pass counts in turn, `rounds` times after one that is not timed, and
+// `between` after each turn: what else the machine does falls on all of them alike.
+std::map<int, Cost> time_steps(const Case& c, const std::vector<int>& passes, bool mixin,
+                               int rounds, const std::function<void()>& between) {
+    std::string schedule;
+    for (int round = 0; round <= rounds; ++round)
+        for (int K : passes) schedule += (schedule.empty() ? "1:" : ",1:") + std::to_string(K);
+    Context context(options.device, options.threads);
+    core::Model model(context, c.model, c.dtype);
+    RandomSource source(c.model), same(c.model);
+    const engine::TrainConfig config =
+        train_config(c, schedule, (rounds + 1) * int64_t(passes.size()), mixin);
+    engine::Trainer trainer(model, source, config, false);
+    std::map<int, Cost> costs;
+    while (!trainer.done()) {
+        const core::Batch batch = same.next(config.tokens_per_step);
+        const int64_t step = trainer.step();
+        const engine::StepReport report = trainer.advance();
+        if (report.skipped)
+            throw tensor::Error(tensor::ErrorKind::diverged, "the loss is not finite");
+        if (report.passes == passes.back()) between();
+        if (step < int64_t(passes.size())) continue;
+        const auto plain = core::draw_prefixes(batch, report.passes, mixin, config.seed, step);
+        costs[report.passes].push_back(report.milliseconds / 1e3 /
+                                       step_flops(c.model, batch, plain));
+    }
+    return costs;
+}
+
+// FLOPs of a step, the mean over many steps' prefixes.
+double mean_flops(const Case& c, int passes, bool mixin) {
+    const int draws = mixin ? 1000 : 1;
+    RandomSource source(c.model);
+    core::Batch batch = source.next(c.tokens_per_step);
+    double flops = 0;
+    for (int step = 0; step < draws; ++step)
+        flops += step_flops(c.model, batch, core::draw_prefixes(batch, passes, mixin, 1, step));
+    return flops / draws;
+}
+
+// Steps of K > 1 differ by their prefixes, and the few that are timed are not the mean: a mean step
+// takes the median of the seconds a FLOP times the mean of the FLOPs.
+void report_training(const Case& c, Report& report) {
+    constexpr int kRounds = 12, kWholeRounds = 3;
+    std::optional<OneDnnModel> onednn;
+    if (c.on_cpu())
+        onednn.emplace(
+            plain_matrices(c.model), c.tokens_per_step,
+            c.dtype == DType::bf16 ? OneDnnMatmul::DType::bf16 : OneDnnMatmul::DType::f32);
+    const std::map<int, Cost> mixed = time_steps(c, {1, 2, 3}, true, kRounds, [&] {
+        if (onednn) onednn->time(options.threads);
+    });
+    const double flops = mean_flops(c, 1, true), seconds = flops * median(mixed.at(1));
+    report.add(c, "training step, K = 1", 1e3 * seconds, "ms");
+    report.add(c, "training, K = 1", double(c.tokens_per_step) / seconds, "token/s");
+    report.add(c, "training, K = 1, rate", flops / seconds / 1e9, "GFLOP/s");
+    if (onednn) {
+        report.add(c, "oneDNN's packed matmuls of these shapes, rate", onednn->rate() / 1e9,
+                   "GFLOP/s");
+        report.add(c, "training, K = 1, rate / oneDNN's", flops / seconds / onednn->rate(), "");
+    }
+    std::map<int, double> ratio;
+    for (int K : {2, 3}) {
+        const std::string name = "K = " + std::to_string(K) + ", mixin, / K = 1, ";
+        const double more = mean_flops(c, K, true);
+        ratio[K] = more * median(mixed.at(K)) / seconds;
+        report.add(c, name + "time", ratio[K], "");
+        report.add(c, name + "FLOPs", more / flops, "");
+    }
+    report.add(c, "schedule 75:1,22:2,3:3, mixin, / K = 1, time",
+               0.75 + 0.22 * ratio[2] + 0.03 * ratio[3], "");
+    const std::map<int, Cost> whole = time_steps(c, {1, 3}, false, kWholeRounds, [] {});
+    report.add(c, "K = 3, no mixin, / K = 1, time",
+               mean_flops(c, 3, false) * median(whole.at(3)) / (flops * median(whole.at(1))), "");
+}
+
+// ---- memory
+
+// The most memory that this process has ever had (VmHWM).
+int64_t peak_bytes() {
+    std::ifstream file("/proc/self/status");
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) << 10;
+    return 0;
+}
+
+// The peak of a process of its own that does only this. A forked process cannot use OpenMP's
+// threads if its parent has, so all these come first.
+int64_t peak_of(const std::function<void()>& work) {
+    int ends[2];
+    if (pipe(ends) != 0) throw tensor::Error(tensor::ErrorKind::environment, "no pipe");
+    const pid_t child = fork();
+    if (child < 0) throw tensor::Error(tensor::ErrorKind::environment, "no process");
+    if (child == 0) {
+        int64_t peak = 0;
+        try {
+            work();
+            peak = peak_bytes();
+        } catch (const tensor::Error& e) {
+            std::fprintf(stderr, "step_bench: %s\n", e.what());
+        }
+        _exit(write(ends[1], &peak, sizeof peak) == sizeof peak ? 0 : 5);
+    }
+    close(ends[1]);
+    int64_t peak = 0;
+    const bool complete = read(ends[0], &peak, sizeof peak) == sizeof peak && peak > 0;
+    close(ends[0]);
+    waitpid(child, nullptr, 0);
+    if (!complete)
+        throw tensor::Error(tensor::ErrorKind::environment, "a step's memory was not measured");
+    return peak;
+}
+
+// With mixin every step has other sizes, and the arena keeps blocks of all of them: it takes
+// several steps to see the most.
+int64_t training_peak(const Case& c, int passes, bool mixin, bool recompute) {
+    return peak_of([&] {
+        const int steps = passes > 1 && mixin ? 5 : 2;
+        Context context(options.device, options.threads);
+        core::Model model(context, c.model, c.dtype);
+        RandomSource source(c.model);
+        engine::Trainer trainer(
+            model, source, train_config(c, "1:" + std::to_string(passes), steps, mixin), recompute);
+        while (!trainer.done()) trainer.advance();
+    });
+}
+
+void report_memory(const Case& c, Report& report) {
+    const auto add = [&](const std::string& what, int64_t bytes) {
+        report.add(c, "peak memory, " + what, double(bytes) / (1 << 20), "MiB");
+        return double(bytes);
+    };
+    const double one = add("K = 1", training_peak(c, 1, true, false));
+    const double three = add("K = 3, mixin, recomputed", training_peak(c, 3, true, true));
+    add("K = 3, no mixin, recomputed", training_peak(c, 3, false, true));
+    report.add(c, "peak memory, K = 3, mixin, recomputed, / K = 1", three / one, "");
+}
+
+// ---- inference
+
+// A model with initial weights.
+struct Untrained {
+    Context context;
+    core::Model model;
+    explicit Untrained(const Case& c)
+        : context(options.device, options.threads), model(context, c.model, c.dtype) {
+        model.parameters().initialise(context, c.dtype, 1, false);
+    }
+};
+
+// From prompts of one token on: the time between two tokens, sampling included, at the median of
+// so many positions.
+constexpr int kDecoded = 256;
+
+void report_decoding(const Case& c, Untrained& u, Report& report) {
     std::mt19937 random(1);
-    std::vector<Tokens> prompts;
-    for (int i = 0; i < sequences; ++i) prompts.push_back(random_tokens(1, random));
-    engine::GenerateConfig config;
-    config.mode = mode;
-    config.max_tokens = model_config().context - 1;
-    for (auto _ : state) benchmark::DoNotOptimize(engine::generate(u.model, prompts, config));
-    count_tokens(state, int64_t(sequences) * config.max_tokens);
+    for (Mode mode : {Mode::standard, Mode::soft})
+        for (int sequences : {1, 16}) {
+            std::vector<Tokens> prompts;
+            for (int i = 0; i < sequences; ++i)
+                prompts.push_back(random_tokens(1, c.model.vocab_size, random));
+            engine::GenerateConfig config;
+            config.mode = mode;
+            config.max_tokens = std::min(c.model.context - 1, kDecoded);
+            const double bytes = decode_bytes(c, mode, sequences, config.max_tokens / 2);
+            const auto bandwidth = [&] {  // before and after: the better one is the bound
+                return c.on_cpu() ? read_rate(int64_t(bytes), options.threads) : 0;
+            };
+            double rate = bandwidth();
+            std::vector<double> gaps;
+            std::optional<std::chrono::steady_clock::time_point> last;
+            engine::generate(u.model, prompts, config, [&](const engine::Rollout& r, int32_t) {
+                if (r.prompt != 0) return;
+                const auto now = std::chrono::steady_clock::now();
+                if (last) gaps.push_back(std::chrono::duration<double>(now - *last).count());
+                last = now;
+            });
+            rate = std::max(rate, bandwidth());
+            const double seconds = median(gaps);
+            const std::string name = "decoding, " + to_string(mode) + ", " +
+                                     std::to_string(sequences) +
+                                     (sequences == 1 ? " sequence" : " sequences");
+            report.add(c, name, sequences / seconds, "token/s");
+            if (!c.on_cpu()) continue;
+            report.add(c, name + ", bandwidth bound", sequences * rate / bytes, "token/s");
+            report.add(c, name + ", of the bound", 100 * bytes / rate / seconds, "%");
+        }
 }
 
 // One prompt of the whole context.
-void prefill(benchmark::State& state, Mode mode) {
-    Untrained u(threads_of(state));
+void report_prefill(const Case& c, Untrained& u, Report& report) {
     std::mt19937 random(1);
-    const Tokens prompt = random_tokens(model_config().context, random);
-    core::Decoder decoder(u.model, mode);
-    for (auto _ : state) decoder.drop(decoder.prefill({prompt})[0]);
-    count_tokens(state, int64_t(prompt.size()));
+    const Tokens prompt = random_tokens(c.model.context, c.model.vocab_size, random);
+    for (Mode mode : {Mode::standard, Mode::fused}) {
+        core::Decoder decoder(u.model, mode);
+        const double seconds = median_seconds([&] {
+            decoder.drop(decoder.prefill({prompt})[0]);
+            u.context.synchronize();
+        });
+        report.add(c,
+                   "prefill, " + to_string(mode) + ", " + std::to_string(prompt.size()) + " tokens",
+                   double(prompt.size()) / seconds, "token/s");
+    }
 }
 
 // The same rollout, a prompt of one token and its response, rebuilt in two ways: decoded again
 // token by token, and replayed in one parallel pass from its recorded states. Both give the states
-// and the cache. The quotient of the two rates is what recording the states saves.
+// and the cache. The quotient is what recording the states saves.
 constexpr int kPrompt = 1;
 
-void decode_rollout(benchmark::State& state, Mode mode) {
-    Untrained u(threads_of(state));
+void report_replay(const Case& c, Untrained& u, Report& report) {
     std::mt19937 random(1);
-    const Tokens tokens = random_tokens(model_config().context, random);
-    for (auto _ : state)
-        benchmark::DoNotOptimize(core::decode_known(u.model, tokens, kPrompt, mode));
-    count_tokens(state, int64_t(tokens.size()));
-}
-
-void replay_rollout(benchmark::State& state, Mode mode) {
-    Untrained u(threads_of(state));
-    std::mt19937 random(1);
-    const Tokens tokens = random_tokens(model_config().context, random);
-    const tensor::Tensor states = core::decode_known(u.model, tokens, kPrompt, mode).hidden;
-    for (auto _ : state)
-        benchmark::DoNotOptimize(core::replay_recorded(u.model, tokens, kPrompt, mode, states));
-    count_tokens(state, int64_t(tokens.size()));
+    const Tokens tokens =
+        random_tokens(std::min(c.model.context, kDecoded), c.model.vocab_size, random);
+    const tensor::Tensor states = core::decode_known(u.model, tokens, kPrompt, Mode::soft).hidden;
+    const double decoded = median_seconds([&] {
+        core::decode_known(u.model, tokens, kPrompt, Mode::soft);
+        u.context.synchronize();
+    });
+    const double replayed = median_seconds([&] {
+        core::replay_recorded(u.model, tokens, kPrompt, Mode::soft, states);
+        u.context.synchronize();
+    });
+    report.add(c, "replay from recorded states, soft", double(tokens.size()) / replayed, "token/s");
+    report.add(c, "decoding again / replay, soft, time", decoded / replayed, "");
 }
 
 bool same_bits(const tensor::Tensor& a, const tensor::Tensor& b) {
@@ -237,13 +443,17 @@ bool same_bits(const tensor::Tensor& a, const tensor::Tensor& b) {
     return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
 }
 
-// Empty, or what is wrong: that prefill, decoding and replay do the same work is what makes their
+// Throws if prefill, decoding and replay differ: that they do the same work is what makes their
 // times comparable.
-constexpr int kChecked = 256;  // positions at most: beyond several splits of keys
-std::string check() {
-    Untrained u(2);
+void check(const Case& c, Untrained& u) {
+    constexpr int kChecked = 70;  // positions at most: beyond one split of keys
     std::mt19937 random(1);
-    const Tokens tokens = random_tokens(std::min(model_config().context, kChecked), random);
+    const Tokens tokens =
+        random_tokens(std::min(c.model.context, kChecked), c.model.vocab_size, random);
+    const auto need = [](bool same, const std::string& what) {
+        if (!same)
+            throw tensor::Error(tensor::ErrorKind::internal, what + " differ, nothing was timed");
+    };
     for (Mode mode : {Mode::standard, Mode::soft}) {
         const core::Trace decoded = core::decode_known(u.model, tokens, kPrompt, mode);
         const core::Trace replayed =
@@ -252,54 +462,79 @@ std::string check() {
         for (size_t l = 0; l < decoded.keys.size(); ++l)
             same = same && same_bits(decoded.keys[l], replayed.keys[l]) &&
                    same_bits(decoded.values[l], replayed.values[l]);
-        if (!same) return "replay and decoding differ in mode " + to_string(mode);
+        need(same, "replay and decoding in mode " + to_string(mode));
         if (mode != Mode::standard) continue;
         std::vector<tensor::Tensor> states;
         core::Decoder(u.model, mode).prefill({tokens}, &states);
-        if (!same_bits(decoded.hidden, states[0])) return "prefill and decoding differ";
+        need(same_bits(decoded.hidden, states[0]), "prefill and decoding");
     }
-    return "";
 }
 
-template <class F>
-void add(const std::string& name, F f) {
-    auto* b = benchmark::RegisterBenchmark(name.c_str(), f)->ArgName("threads")->UseRealTime();
-    b->Arg(1);
-    if (options.device == "cpu") b->Arg(2);
-}
-
-int run_all(int argc, char** argv) {
-    if (const std::string error = check(); !error.empty()) {
-        std::fprintf(stderr, "step_bench: %s, nothing was timed\n", error.c_str());
-        return 1;
-    }
-    for (int passes : {1, 2, 3})
-        for (bool mixin : {false, true}) {
-            if (passes == 1 && mixin) continue;  // one pass has nothing to mix in
-            add("train_step/K" + std::to_string(passes) + (mixin ? "/mixin" : ""),
-                [=](benchmark::State& state) { train_step(state, passes, mixin); });
+int run_all() {
+    std::vector<Case> cases;
+    for (const std::string& shape : options.shapes)
+        for (const std::string& dtype : options.dtypes)
+            cases.emplace_back(shape, dtype == "bf16" ? DType::bf16 : DType::f32);
+    if (!options.json)
+        std::printf("%s, --device %s, --threads %d\n\n", processor_name().c_str(),
+                    options.device.c_str(), options.threads);
+    Report report;
+    for (const Case& c : cases)
+        if (c.tokens_per_step > 0 && c.on_cpu() && c.wants("memory")) report_memory(c, report);
+    for (const Case& c : cases) {
+        const bool decode = c.wants("decode"), prefill = c.wants("prefill"),
+                   replay = c.wants("replay");
+        if (decode || prefill || replay) {
+            Untrained u(c);
+            check(c, u);
+            if (decode) report_decoding(c, u, report);
+            if (prefill) report_prefill(c, u, report);
+            if (replay) report_replay(c, u, report);
         }
-    for (Mode mode : {Mode::standard, Mode::soft})
-        for (int sequences : {1, 16})
-            add("generate/" + to_string(mode) + "/sequences" + std::to_string(sequences),
-                [=](benchmark::State& state) { generate(state, sequences, mode); });
-    for (Mode mode : {Mode::standard, Mode::fused})
-        add("prefill/" + to_string(mode), [=](benchmark::State& state) { prefill(state, mode); });
-    add("decode_rollout/soft", [](benchmark::State& state) { decode_rollout(state, Mode::soft); });
-    add("replay_rollout/soft", [](benchmark::State& state) { replay_rollout(state, Mode::soft); });
-    return run(argc, argv);
+        if (c.tokens_per_step > 0 && c.wants("train")) report_training(c, report);
+    }
+    if (options.json)
+        std::printf("%s\n", nlohmann::json({{"processor", processor_name()},
+                                            {"device", options.device},
+                                            {"threads", options.threads},
+                                            {"rows", report.rows()}})
+                                .dump(1)
+                                .c_str());
+    return 0;
 }
 
 }  // namespace
 }  // namespace fbt::bench
 
 int main(int argc, char** argv) {
-    if (!fbt::bench::take_options(argc, argv)) {
-        std::fprintf(stderr, "step_bench: wrong --dtype, --preset, --tokens or --context\n");
-        return 2;
-    }
+    using fbt::bench::options;
+    CLI::App app("Training steps, decoding, prefill and replay, timed (bench/README.md).");
+    app.option_defaults()->always_capture_default();
+    app.add_option("filter", options.filters,
+                   "regular expressions over shape/dtype/section; the sections are memory, decode, "
+                   "prefill, replay, train");
+    app.add_option("--shape", options.shapes, "of bench/shapes/ or apps/presets/")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    app.add_option("--dtype", options.dtypes, "f32, bf16 or both")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember({"f32", "bf16"}));
+    app.add_option("--device", options.device, "cpu or cuda");
+    app.add_option("--threads", options.threads, "of the CPU")->check(CLI::PositiveNumber);
+    app.add_flag("--fast-matmul", options.fast_matmul, "train with cuBLASLt's products");
+    app.add_flag("--json", options.json, "one JSON document instead of tables");
     try {
-        return fbt::bench::run_all(argc, argv);
+        app.parse(argc, argv);
+        return fbt::bench::run_all();
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? 0 : 2;
+    } catch (const std::invalid_argument& e) {
+        std::fprintf(stderr, "step_bench: %s\n", e.what());
+        return 2;
+    } catch (const std::regex_error& e) {
+        std::fprintf(stderr, "step_bench: a filter is no regular expression: %s\n", e.what());
+        return 2;
     } catch (const fbt::tensor::Error& e) {
         std::fprintf(stderr, "step_bench: %s\n", e.what());
         return 5;
