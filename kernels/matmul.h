@@ -14,8 +14,8 @@ namespace fbt::kernels {
 //
 // Forward:  y[m,n] = sum_k x[m,k] * w[n,k]
 // Shapes  x [M,K] T, y [M,N] T, row-major; packed as above.
-// Dtypes  T = float, ref also T = double, cpu and cuda also T = bf16; sums in accumulate_t<T>, the same
-//         order over k for every M; one rounding to T.
+// Dtypes  T = float, ref also T = double, cpu and cuda also T = bf16; sums in accumulate_t<T>, in
+//         the same order over k for every M; one rounding to T.
 // Alias   none.      Needs  M >= 0, N, K >= 1.
 // Moves   (M*K + N*K + M*N) * sizeof(T) bytes, 2*M*N*K FLOPs.
 //

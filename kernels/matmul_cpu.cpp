@@ -60,7 +60,7 @@ Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bo
                    Stream s) {
     if (N < 1 || K < 1) return {Code::bad_argument, "matmul_pack needs N, K >= 1"};
     if (const OneDnnMatmul* plan = OneDnnMatmul::find(N, K))
-        return plan->pack(packed, w, transposed);
+        return plan->pack(packed, w, transposed, s);
     return chain_pack(packed, w, N, K, transposed, s);
 }
 

@@ -19,8 +19,11 @@ namespace {
 
 using dnnl::memory;
 
-// Row counts that primitives exist for.
+// Row counts that primitives exist for, and the first of those that exist for parts of the columns
+// as well; a part is a whole number of oneDNN's blocks of columns.
 constexpr std::array<int64_t, 5> kRows = {256, 64, 16, 4, 1};
+constexpr size_t kFewRows = 2;
+constexpr int64_t kColumnBlock = 64, kMostParts = 8;
 
 const dnnl::engine& engine() {
     static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
@@ -34,11 +37,12 @@ dnnl::stream& stream() {
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 
-// oneDNN plans for as many threads as OpenMP would give; here that is one, always.
-class OneThread {
+// oneDNN plans and runs with as many threads as OpenMP would give: for products that is one,
+// always.
+class Threads {
   public:
-    OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
-    ~OneThread() { omp_set_num_threads(before_); }
+    explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }
+    ~Threads() { omp_set_num_threads(before_); }
 
   private:
     int before_;
@@ -51,53 +55,92 @@ memory::desc row_major(int64_t rows, int64_t columns) {
 }  // namespace
 
 struct OneDnnMatmul::Plan {
+    struct Product {
+        dnnl::matmul primitive;
+        memory::desc source, weights, result, scratch;
+    };
     int64_t N, K;
     memory::desc plain, plain_transposed;  // w [N,K], w [K,N], seen as the product's [K,N]
     memory::desc packed;
     dnnl::reorder pack, pack_transposed;
-    std::array<dnnl::matmul, kRows.size()> products;
-    std::array<memory::desc, kRows.size()> scratch;
+    std::array<Product, kRows.size()> products;
+    // From kFewRows on: of `part` columns, and of those that remain. None where part is 0.
+    int64_t part = 0;
+    std::array<Product, kRows.size()> parts, last_part;
 
     int64_t packed_size() const { return (int64_t(packed.get_size()) + 3) / 4; }
     bool make();
-    bool same_bits() const;
-    void run(size_t size, float* y, const float* x, const float* w) const {
+    bool make_product(Product& product, int64_t rows, const memory::desc& weights);
+    bool same_bits();
+    int64_t part_count() const { return ceil_div(N, part); }
+    void run(const Product& product, float* y, const float* x, const float* w) const {
         // oneDNN's own scratch would be the creating thread's, shared by all who run the product.
         thread_local std::vector<std::byte> buffer;
-        buffer.resize(std::max(buffer.size(), scratch[size].get_size()));
-        const memory source(row_major(kRows[size], K), engine(), const_cast<float*>(x));
-        const memory weights(packed, engine(), const_cast<float*>(w));
-        const memory result(row_major(kRows[size], N), engine(), y);
-        products[size].execute(
+        buffer.resize(std::max(buffer.size(), product.scratch.get_size()));
+        const memory source(product.source, engine(), const_cast<float*>(x));
+        const memory weights(product.weights, engine(), const_cast<float*>(w));
+        const memory result(product.result, engine(), y);
+        product.primitive.execute(
             stream(), {{DNNL_ARG_SRC, source},
                        {DNNL_ARG_WEIGHTS, weights},
                        {DNNL_ARG_DST, result},
-                       {DNNL_ARG_SCRATCHPAD, memory(scratch[size], engine(), buffer.data())}});
+                       {DNNL_ARG_SCRATCHPAD, memory(product.scratch, engine(), buffer.data())}});
+    }
+    void run(size_t size, float* y, const float* x, const float* w) const {
+        run(products[size], y, x, w);
+    }
+    // Part i of the columns of kRows[size] rows. oneDNN wants dense results, so they are copied.
+    void run_part(size_t size, int64_t i, float* y, const float* x, const float* w) const {
+        const int64_t first = i * part, columns = std::min(part, N - first);
+        thread_local std::vector<float> dense;
+        dense.resize(std::max(dense.size(), size_t(kRows[size] * columns)));
+        run((columns == part ? parts : last_part)[size], dense.data(), x,
+            w + packed_size() / ceil_div(N, kColumnBlock) * (first / kColumnBlock));
+        for (int64_t r = 0; r < kRows[size]; ++r)
+            std::copy_n(dense.data() + r * columns, columns, y + r * N + first);
     }
 };
 
-// False where an implementation is not brg.
-bool OneDnnMatmul::Plan::make() {
-    packed = {{K, N}, memory::data_type::f32, memory::format_tag::any};
+// False where the implementation is not brg.
+bool OneDnnMatmul::Plan::make_product(Product& product, int64_t rows, const memory::desc& weights) {
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const dnnl::matmul::desc wanted(row_major(rows, K), weights,
+                                    row_major(rows, weights.dims()[1]));
+    const dnnl::matmul::primitive_desc chosen(wanted, attributes, engine());
+    if (!std::string(chosen.impl_info_str()).starts_with("brg")) return false;
+    product = {dnnl::matmul(chosen), chosen.src_desc(), chosen.weights_desc(), chosen.dst_desc(),
+               chosen.scratchpad_desc()};
+    return true;
+}
+
+bool OneDnnMatmul::Plan::make() {
+    const auto any = [this](int64_t columns) {
+        return memory::desc({K, columns}, memory::data_type::f32, memory::format_tag::any);
+    };
+    packed = any(N);
     for (size_t i = 0; i < kRows.size(); ++i) {
-        const dnnl::matmul::desc wanted(row_major(kRows[i], K), packed, row_major(kRows[i], N));
-        const dnnl::matmul::primitive_desc chosen(wanted, attributes, engine());
-        if (!std::string(chosen.impl_info_str()).starts_with("brg")) return false;
-        packed = chosen.weights_desc();  // the largest row count chooses the layout for all
-        scratch[i] = chosen.scratchpad_desc();
-        products[i] = dnnl::matmul(chosen);
+        if (!make_product(products[i], kRows[i], packed)) return false;
+        packed = products[i].weights;  // the largest row count chooses the layout for all
     }
     plain = {{K, N}, memory::data_type::f32, memory::format_tag::ba};
     plain_transposed = {{K, N}, memory::data_type::f32, memory::format_tag::ab};
     pack = dnnl::reorder({engine(), plain, engine(), packed});
     pack_transposed = dnnl::reorder({engine(), plain_transposed, engine(), packed});
+    if (N < 2 * kColumnBlock) return true;
+    const int64_t width = ceil_div(ceil_div(N, kMostParts), kColumnBlock) * kColumnBlock;
+    const int64_t last = N - (ceil_div(N, width) - 1) * width;
+    for (size_t i = kFewRows; i < kRows.size(); ++i)
+        if (!make_product(parts[i], kRows[i], any(width)) ||
+            !make_product(last_part[i], kRows[i], any(last)))
+            return true;
+    part = width;
     return true;
 }
 
-// Every row count must give a row the same bits, wherever in the chunk it stands.
-bool OneDnnMatmul::Plan::same_bits() const {
+// Every row count must give a row the same bits, wherever in the chunk it stands. If parts of the
+// columns do not, there are none.
+bool OneDnnMatmul::Plan::same_bits() {
     const auto draw = [](int64_t n, uint32_t what) {
         std::vector<float> v(n);
         for (int64_t i = 0; i < n; ++i)
@@ -116,6 +159,12 @@ bool OneDnnMatmul::Plan::same_bits() const {
             run(size, got.data() + m * N, x.data() + m * K, layout.data());
         if (std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) != 0) return false;
     }
+    for (size_t size = kFewRows; part > 0 && size < kRows.size(); ++size) {
+        for (int64_t m = 0; m < rows; m += kRows[size])
+            for (int64_t i = 0; i < part_count(); ++i)
+                run_part(size, i, got.data() + m * N, x.data() + m * K, layout.data());
+        if (std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) != 0) part = 0;
+    }
     return true;
 }
 
@@ -130,7 +179,7 @@ const OneDnnMatmul* OneDnnMatmul::find(int64_t N, int64_t K) {
     const std::lock_guard lock(mutex);
     const auto [it, added] = plans.try_emplace({N, K});
     if (!added) return it->second.get();
-    const OneThread one;
+    const Threads one(1);
     try {
         auto plan = std::make_unique<Plan>();
         plan->N = N;
@@ -143,8 +192,8 @@ const OneDnnMatmul* OneDnnMatmul::find(int64_t N, int64_t K) {
 
 int64_t OneDnnMatmul::packed_size() const { return plan_->packed_size(); }
 
-Status OneDnnMatmul::pack(float* packed, const float* w, bool transposed) const {
-    const OneThread one;
+Status OneDnnMatmul::pack(float* packed, const float* w, bool transposed, Stream s) const {
+    const Threads all(s.threads);
     try {
         memory source(transposed ? plan_->plain_transposed : plan_->plain, engine(),
                       const_cast<float*>(w));
@@ -168,21 +217,27 @@ Status OneDnnMatmul::forward(float* y, const float* x, const float* packed, int6
         if (kRows[size] > 16 && kRows[size] * 2 * threads > M) continue;
         for (; m + kRows[size] <= M; m += kRows[size]) chunks.emplace_back(m, size);
     }
+    const bool in_parts = threads > 1 && p.part > 0 && !chunks.empty() &&
+                          chunks[0].second >= kFewRows && int64_t(chunks.size()) < 4 * threads;
+    const int64_t parts = in_parts ? p.part_count() : 1, items = int64_t(chunks.size()) * parts;
     std::atomic<bool> failed = false;
-    const auto run = [&](size_t i) {
-        const auto [row, size] = chunks[i];
+    const auto run = [&](int64_t item) {
+        const auto [row, size] = chunks[item / parts];
         try {
-            p.run(size, y + row * p.N, x + row * p.K, packed);
+            if (in_parts)
+                p.run_part(size, item % parts, y + row * p.N, x + row * p.K, packed);
+            else
+                p.run(size, y + row * p.N, x + row * p.K, packed);
         } catch (const dnnl::error&) {
             failed = true;
         }
     };
     if (threads == 1) {
-        const OneThread one;
-        for (size_t i = 0; i < chunks.size(); ++i) run(i);
+        const Threads one(1);
+        for (int64_t i = 0; i < items; ++i) run(i);
     } else {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-        for (size_t i = 0; i < chunks.size(); ++i) run(i);
+        for (int64_t i = 0; i < items; ++i) run(i);
     }
     if (failed) return {Code::device_error, "oneDNN could not run the product"};
     return {};

@@ -19,7 +19,7 @@ class OneDnnMatmul {
     static const OneDnnMatmul* find(int64_t N, int64_t K);
 
     int64_t packed_size() const;  // elements
-    Status pack(float* packed, const float* w, bool transposed) const;
+    Status pack(float* packed, const float* w, bool transposed, Stream s) const;
     Status forward(float* y, const float* x, const float* packed, int64_t M, Stream s) const;
 
     ~OneDnnMatmul();
