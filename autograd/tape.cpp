@@ -32,12 +32,6 @@ std::vector<Var> Tape::record(std::vector<Tensor> outputs, const std::vector<Var
     return vars;
 }
 
-Var Tape::record(Tensor output, const std::vector<Var>& inputs, Rule rule, bool trains_weights) {
-    std::vector<Tensor> outputs;
-    outputs.push_back(std::move(output));
-    return record(std::move(outputs), inputs, std::move(rule), trains_weights)[0];
-}
-
 void Tape::record_root(const std::vector<Var>& inputs, Rule rule) {
     if (recording_) entries_.push_back({inputs, {}, std::move(rule), true});
 }

@@ -3,6 +3,7 @@
 // inside the rules (matmul's dW, norms' dgain), straight into Weight::grad.
 #pragma once
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -61,8 +62,15 @@ class Tape {
     // weight needs a gradient, the rule is dropped.
     std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
                             bool trains_weights = false);
-    Var record(Tensor output, const std::vector<Var>& inputs, Rule rule,
-               bool trains_weights = false);
+    // Decoding runs a hundred ops a token: a tape that does not record makes no Rule of `rule`.
+    template <class F>
+    Var record(Tensor output, std::initializer_list<Var> inputs, F rule,
+               bool trains_weights = false) {
+        if (!recording_) return constant(std::move(output));
+        std::vector<Tensor> outputs;
+        outputs.push_back(std::move(output));
+        return record(std::move(outputs), inputs, std::move(rule), trains_weights)[0];
+    }
     // A rule that starts the way back: it has no outputs and always runs (the loss).
     void record_root(const std::vector<Var>& inputs, Rule rule);
 

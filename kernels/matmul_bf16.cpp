@@ -17,7 +17,7 @@ constexpr int64_t kSumColumns = 512;
 constexpr int64_t kDwChunk = 512, kDwRows = 96;
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
-constexpr int64_t kSerialWork = 1 << 17;
+constexpr int64_t kSerialWork = 1 << 16;
 int threads_for(int64_t work, Stream s) { return work < kSerialWork ? 1 : s.threads; }
 
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

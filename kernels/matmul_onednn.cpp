@@ -35,7 +35,7 @@ dnnl::stream& stream() {
 }
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
-constexpr int64_t kSerialWork = 1 << 18;
+constexpr int64_t kSerialWork = 1 << 16;
 
 // oneDNN plans and runs with as many threads as OpenMP would give: for products that is one,
 // always.

@@ -22,9 +22,7 @@ Tensor Tensor::empty(Context& context, Shape shape, DType dtype, Use use) {
     t.numel_ = numel_of(shape);
     t.shape_ = std::move(shape);
     t.dtype_ = dtype;
-    const size_t bytes = t.bytes();
-    void* p = context.arena()->allocate(bytes, use);
-    t.storage_ = std::shared_ptr<Storage>(new Storage{context.arena(), p, bytes, use});
+    t.storage_ = std::make_shared<Storage>(context.arena(), t.bytes(), use);
     return t;
 }
 

@@ -73,6 +73,8 @@ class Tensor {
         void* pointer;
         size_t bytes;
         Use use;
+        Storage(std::shared_ptr<Arena> a, size_t n, Use u)
+            : arena(std::move(a)), pointer(arena->allocate(n, u)), bytes(n), use(u) {}
         ~Storage() { arena->release(pointer, bytes, use); }
     };
     [[noreturn]] void wrong_dtype(const char* wanted) const;
