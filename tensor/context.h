@@ -14,6 +14,7 @@
 
 #include "kernels/matmul.h"
 #include "tensor/error.h"
+#include "tensor/shape.h"
 
 namespace fbt::tensor {
 
@@ -46,7 +47,7 @@ class Memory {
     virtual void* stream() = 0;
     // An op over a tensor of this shape was queued. What goes wrong while it runs is noticed by a
     // later call, which can then say what it was about.
-    virtual void queued(const char* /*op*/, const std::vector<int64_t>& /*shape*/) {}
+    virtual void queued(const char* /*op*/, const Shape& /*shape*/) {}
 
     // An inbox is memory that the host fills first of all, so that this copy need not wait for what
     // is queued, but only for what used the memory before it was released the last time.

@@ -150,7 +150,7 @@ class CudaMemory : public Memory {
             check(cudaStreamSynchronize(compute_), "kernels");
         });
     }
-    void queued(const char* op, const std::vector<int64_t>& shape) override {
+    void queued(const char* op, const Shape& shape) override {
         last_op_ = op;
         last_shape_ = shape;
     }
@@ -254,7 +254,7 @@ class CudaMemory : public Memory {
     std::map<void*, Inbox> inboxes_;
     bool recording_ = false;
     const char* last_op_ = "no op";
-    std::vector<int64_t> last_shape_;
+    Shape last_shape_;
 };
 
 }  // namespace

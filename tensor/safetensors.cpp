@@ -42,7 +42,7 @@ std::string file_name_of(DType dtype) {
 }
 
 // The bytes of a tensor; nothing when a size is negative or the product exceeds 63 bits.
-std::optional<int64_t> byte_count(DType dtype, const std::vector<int64_t>& shape) {
+std::optional<int64_t> byte_count(DType dtype, const Shape& shape) {
     int64_t n = size_of(dtype);
     for (const int64_t d : shape)
         if (d < 0 || __builtin_mul_overflow(n, d, &n)) return {};
@@ -134,7 +134,11 @@ class HeaderReader {
         if (!is_sizes(offsets) || offsets.size() != 2)
             bad("gives tensor " + name + " data_offsets that are not [begin, end]");
 
-        SafetensorsFile::Entry entry{*known, shape.get<std::vector<int64_t>>(), 0, 0};
+        if (shape.size() > Shape::kMostDimensions)
+            bad("gives tensor " + name + " " + std::to_string(shape.size()) +
+                " dimensions, at most " + std::to_string(Shape::kMostDimensions) +
+                " are possible here");
+        SafetensorsFile::Entry entry{*known, Shape(shape.get<std::vector<int64_t>>()), 0, 0};
         const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
         const uint64_t available = file_.bytes().size() - data_;
         if (begin > end || end > available)
@@ -287,7 +291,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Item> 
                                                  " to " + path +
                                                  ": its name is taken or its shape impossible");
         header[item.name] = {{"dtype", file_name_of(item.dtype)},
-                             {"shape", item.shape},
+                             {"shape", std::vector<int64_t>(item.shape.begin(), item.shape.end())},
                              {"data_offsets", {offset, end}}};
         offset = end;
     }

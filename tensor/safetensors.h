@@ -16,6 +16,7 @@
 
 #include "tensor/dtype.h"
 #include "tensor/file.h"
+#include "tensor/shape.h"
 
 namespace fbt::tensor {
 
@@ -26,8 +27,8 @@ class SafetensorsFile {
   public:
     struct Entry {
         DType dtype;
-        std::vector<int64_t> shape;  // empty for a scalar
-        size_t offset, bytes;        // offset counts from the start of the file
+        Shape shape;           // empty for a scalar
+        size_t offset, bytes;  // offset counts from the start of the file
         int64_t count() const { return int64_t(bytes) / size_of(dtype); }
     };
 
@@ -64,7 +65,7 @@ class SafetensorsWriter {
     struct Item {
         std::string name;
         DType dtype;
-        std::vector<int64_t> shape;
+        Shape shape;
     };
 
     SafetensorsWriter(const std::string& path, std::vector<Item> items,

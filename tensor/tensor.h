@@ -7,13 +7,9 @@
 
 #include "tensor/context.h"
 #include "tensor/dtype.h"
+#include "tensor/shape.h"
 
 namespace fbt::tensor {
-
-using Shape = std::vector<int64_t>;
-
-std::string to_string(const Shape& shape);
-int64_t numel_of(const Shape& shape);
 
 class Tensor {
   public:

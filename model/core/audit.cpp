@@ -141,14 +141,14 @@ Audit audit(Context& context, const std::string& path, DType dtype) {
     const std::vector<int32_t> row(g.batch.tokens.begin(),
                                    g.batch.tokens.begin() + g.batch.lengths[0]);
     const auto put_cache = [&](const std::string& name, const std::vector<Tensor>& layers) {
-        Shape shape = layers[0].shape();
+        std::vector<int64_t> shape(layers[0].shape().begin(), layers[0].shape().end());
         shape.insert(shape.begin(), int64_t(layers.size()));
         std::vector<double> all;
         for (const Tensor& t : layers) {
             const std::vector<double> v = t.to_double();
             all.insert(all.end(), v.begin(), v.end());
         }
-        put(name, shape, std::move(all));
+        put(name, Shape(shape), std::move(all));
     };
     for (Mode mode : {Mode::standard, Mode::soft, Mode::fused}) {
         const std::string name = "rollout/" + to_string(mode) + "/";

@@ -52,7 +52,7 @@ TEST(Safetensors, RoundTrip) {
     EXPECT_EQ(file.metadata().at("format"), "pt");
     EXPECT_EQ(file.metadata().at("\"odd\n"), "\xc3\xa9");
     EXPECT_EQ(file.entries().size(), 6u);
-    EXPECT_EQ(file.entry("a").shape, (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(file.entry("a").shape, (tensor::Shape{2, 3}));
     EXPECT_EQ(file.entry("a").count(), 6);
     EXPECT_EQ(file.entry("scalar").shape.size(), 0u);
     EXPECT_EQ(file.read<float>("a"), (std::vector<float>{1, -2, 3.5f, 0, 1e-40f, 7}));
@@ -85,7 +85,7 @@ TEST(Safetensors, ReadsWhatThePythonLibraryWrote) {
     const auto lengths = file.read<int32_t>("lengths");
     int64_t rows = 0;
     for (const int32_t n : lengths) rows += n;
-    EXPECT_EQ(file.entry("tokens").shape, std::vector<int64_t>{rows});
+    EXPECT_EQ(file.entry("tokens").shape, tensor::Shape{rows});
     EXPECT_TRUE(std::isfinite(file.read<double>("loss/total").at(0)));
 }
 
