@@ -579,7 +579,7 @@ void time_peak_read(benchmark::State& state) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < kSteps; ++i)
                 for (int v = 0; v < 8; ++v)
-                    sum[v] = cpu::add(sum[v], cpu::load(from + i * kStep + v * cpu::kLanes));
+                    sum[v] = sum[v] + cpu::load(from + i * kStep + v * cpu::kLanes);
             for (cpu::Vec& v : sum) benchmark::DoNotOptimize(v);
         }
     });
