@@ -38,7 +38,7 @@ static inline void for_elements(const Stream& s, int64_t n, F f) {
 // f(row) for row < N, each about `width` elements of work.
 template <class F>
 static inline void for_rows(const Stream& s, int64_t N, int64_t width, F f) {
-    const int threads = threads_for_elements(s, N * width);
+    const int threads = N == 1 ? 1 : threads_for_elements(s, N * width);
     if (threads == 1) {
         for (int64_t n = 0; n < N; ++n) f(n);
     } else {

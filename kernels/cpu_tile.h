@@ -287,7 +287,7 @@ inline constexpr int kNormRows = 8;
 // f(n, 1/sqrt(mean_d x[n,d]^2 + eps)) for the rows n < N of x [N,D]
 template <class T, class F>
 static inline void for_norms(const Stream& s, const T* x, int64_t N, int64_t D, float eps, F f) {
-    for_rows(s, ceil_div(N, kNormRows), kNormRows * D, [=](int64_t block) {
+    for_rows(s, ceil_div(N, kNormRows), std::min<int64_t>(N, kNormRows) * D, [=](int64_t block) {
         const int64_t first = block * kNormRows;
         const int rows = int(std::min<int64_t>(N - first, kNormRows));
         float r[kNormRows] = {};

@@ -1,4 +1,6 @@
 // Sigmoid gates, vectorised: over columns for the head gate, over rows where C = 1 (the fusion).
+#include <algorithm>
+
 #include "kernels/cpu_tile.h"
 #include "kernels/gate.h"
 
@@ -8,7 +10,7 @@ namespace {
 // f(n, sigmoid(g[n])) for n < N, each about C elements of work, the sigmoids of kLanes rows at once
 template <class T, class F>
 void for_gates(Stream s, const T* g, int64_t N, int C, F f) {
-    for_rows(s, ceil_div(N, kLanes), int64_t(kLanes) * C, [=](int64_t block) {
+    for_rows(s, ceil_div(N, kLanes), std::min<int64_t>(N, kLanes) * C, [=](int64_t block) {
         const int64_t first = block * kLanes;
         const int rows = int(std::min<int64_t>(N - first, kLanes));
         float sig[kLanes];
