@@ -141,7 +141,7 @@ double read_rate(int64_t bytes, int threads) {
             for (int64_t sweep = 0; sweep < sweeps; ++sweep)
                 for (int64_t i = 0; i < steps; ++i)
                     for (int v = 0; v < 8; ++v)
-                        sum[v] = cpu::add(sum[v], cpu::load(mine + i * kStep + v * cpu::kLanes));
+                        sum[v] = sum[v] + cpu::load(mine + i * kStep + v * cpu::kLanes);
             for (cpu::Vec& v : sum) benchmark::DoNotOptimize(v);
         }
     });

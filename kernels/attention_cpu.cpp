@@ -387,9 +387,7 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
     for (int r = 0; r < n; ++r) {
         const int64_t head = rows.head(i0 + r);
         if (a.dq)
-            a.delta[head] = row_dot(
-                C, [&](int64_t c) { return grad.row[r * stride + c]; },
-                [&](int64_t c) { return float(a.o[head * C + c]); });
+            a.delta[head] = row_dot(C, elements(grad.row + r * stride), elements(a.o + head * C));
         lse[r] = a.lse[head];
         delta[r] = a.delta[head];
     }

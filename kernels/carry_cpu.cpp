@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/carry.h"
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 
 namespace fbt::kernels::cpu {
 namespace {
@@ -65,8 +65,9 @@ Status carry_backward_accum(T* dfirst, T* dprevious, const T* dy, const int64_t*
     for_rows(s, R, D, [=](int64_t r) {
         T* to = source[r] >= 0 ? dprevious + source[r] * D : dfirst + (-1 - source[r]) * D;
         const T* from = dy + r * D;
-#pragma omp simd
-        for (int d = 0; d < D; ++d) store(to[d], float(to[d]) + float(from[d]));
+        for_vectors(D, [=](int64_t d, int count) {
+            store_first(to + d, load_first(to + d, count) + load_first(from + d, count), count);
+        });
     });
     return {};
 }

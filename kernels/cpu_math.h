@@ -38,7 +38,7 @@ static inline void for_elements(const Stream& s, int64_t n, F f) {
 // f(row) for row < N, each about `width` elements of work.
 template <class F>
 static inline void for_rows(const Stream& s, int64_t N, int64_t width, F f) {
-    const int threads = threads_for_elements(s, N * width);
+    const int threads = N == 1 ? 1 : threads_for_elements(s, N * width);
     if (threads == 1) {
         for (int64_t n = 0; n < N; ++n) f(n);
     } else {
@@ -85,36 +85,7 @@ static inline float sigmoid(float x) { return 1.f / (1.f + exp(-x)); }
 // then added in a fixed tree. So the result depends on the row alone, and is vectorisable.
 inline constexpr int kLanes = 16;
 
-static inline float sum_lanes(float* lane) {
-#pragma GCC unroll 4
-    for (int w = kLanes / 2; w > 0; w /= 2)
-#pragma omp simd
-        for (int l = 0; l < w; ++l) lane[l] += lane[l + w];
-    return lane[0];
-}
-
-// sum_i f(i), f(i) the i-th element
-template <class F>
-static inline float row_sum(int64_t n, F f) {
-    float lane[kLanes] = {};
-    int64_t i = 0;
-    // Two elements a lane at a time: for 32 bf16 gcc takes the widest registers, for 16 half ones.
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        float x[2 * kLanes];
-#pragma omp simd
-        for (int l = 0; l < 2 * kLanes; ++l) x[l] = f(i + l);
-#pragma omp simd
-        for (int l = 0; l < kLanes; ++l) lane[l] = lane[l] + x[l] + x[l + kLanes];
-    }
-    for (; i + kLanes <= n; i += kLanes) {
-#pragma omp simd
-        for (int l = 0; l < kLanes; ++l) lane[l] += f(i + l);
-    }
-    for (int l = 0; l < int(n - i); ++l) lane[l] += f(i + l);
-    return sum_lanes(lane);
-}
-
-// The same sum in lanes of doubles, for what must not lose digits over a long row.
+// sum_i f(i) in lanes of doubles, for what must not lose digits over a long row.
 template <class F>
 static inline double row_sum_double(int64_t n, F f) {
     double lane[kLanes] = {};
@@ -126,34 +97,6 @@ static inline double row_sum_double(int64_t n, F f) {
     for (int l = 0; l < int(n - i); ++l) lane[l] += double(f(i + l));
     for (int l = 1; l < kLanes; ++l) lane[0] += lane[l];
     return lane[0];
-}
-
-// sum_i f(i) * g(i), each product fused into its lane's sum. Where f or g gives bf16, two elements
-// a lane at a time, as above.
-template <class F, class G>
-static inline float row_dot(int64_t n, F f, G g) {
-    float lane[kLanes] = {};
-    int64_t i = 0;
-    if constexpr (sizeof(f(n)) == 2 || sizeof(g(n)) == 2)
-        for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-            float x[2 * kLanes], y[2 * kLanes];
-#pragma omp simd
-            for (int l = 0; l < 2 * kLanes; ++l) {
-                x[l] = float(f(i + l));
-                y[l] = float(g(i + l));
-            }
-#pragma omp simd
-            for (int l = 0; l < kLanes; ++l)
-                lane[l] = std::fma(x[l + kLanes], y[l + kLanes], std::fma(x[l], y[l], lane[l]));
-        }
-    for (; i + kLanes <= n; i += kLanes) {
-#pragma omp simd
-        for (int l = 0; l < kLanes; ++l)
-            lane[l] = std::fma(float(f(i + l)), float(g(i + l)), lane[l]);
-    }
-    for (int l = 0; l < int(n - i); ++l)
-        lane[l] = std::fma(float(f(i + l)), float(g(i + l)), lane[l]);
-    return sum_lanes(lane);
 }
 
 // max_i f(i), -infinity for an empty row. NaN is passed over (the comparison is false).

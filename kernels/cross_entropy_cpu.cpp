@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/cross_entropy.h"
 
 namespace fbt::kernels::cpu {
@@ -18,7 +18,9 @@ Status cross_entropy_forward(A* ce, A* lse, const T* logits, const int32_t* targ
     for_rows(s, N, V, [=](int64_t n) {
         const T* row = logits + n * V;
         const A m = row_max(V, [row](int64_t v) { return A(row[v]); });
-        const A sum = row_sum(V, [row, m](int64_t v) { return exp(A(row[v]) - m); });
+        const A sum = row_sum(V, [row, m](int64_t v, int count) {
+            return exp(load_first(row + v, count) - splat(m));
+        });
         const A log_sum = std::log(sum);
         lse[n] = m + log_sum;
         ce[n] = targets[n] < 0 ? A(0) : log_sum + (m - A(row[targets[n]]));
@@ -40,8 +42,10 @@ Status cross_entropy_backward(T* dlogits, const T* logits, const A* lse, const i
         }
         const A z = 1 + 2 * z_weight * lse[n], l = lse[n], w = weight[n];
         const A target = A(row[targets[n]]);  // before the row is overwritten
-#pragma omp simd
-        for (int v = 0; v < V; ++v) store(dlogits_row[v], w * (z * exp(A(row[v]) - l)));
+        for_vectors(V, [=](int64_t v, int count) {
+            const Vec p = exp(load_first(row + v, count) - splat(l));
+            store_first(dlogits_row + v, splat(w) * (splat(z) * p), count);
+        });
         dlogits_row[targets[n]] = T(w * (z * exp(target - l) - 1));
     });
     return {};

@@ -1,32 +1,34 @@
 // Elementwise ops, vectorised.
 #include <algorithm>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/elementwise.h"
 
 namespace fbt::kernels::cpu {
-
-// y += x
-template <class T>
-Status add_accum(T* y, const T* x, int64_t n, Stream s) {
-    if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { store(y[i], float(y[i]) + float(x[i])); });
-    return {};
-}
 
 // y = a + b
 template <class T>
 Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { store(y[i], float(a[i]) + float(b[i])); });
+    for_vectors(s, n, [=](int64_t i, int count) {
+        store_first(y + i, load_first(a + i, count) + load_first(b + i, count), count);
+    });
     return {};
+}
+
+// y += x
+template <class T>
+Status add_accum(T* y, const T* x, int64_t n, Stream s) {
+    if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
+    return add(y, y, x, n, s);
 }
 
 // y = T(x)
 template <class T, class A>
 Status cast(T* y, const A* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "cast needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) { store(y[i], x[i]); });
+    for_vectors(s, n,
+                [=](int64_t i, int count) { store_first(y + i, load_first(x + i, count), count); });
     return {};
 }
 

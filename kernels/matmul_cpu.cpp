@@ -42,7 +42,7 @@ void dw_tile(float* dw, const float* dy, const float* x, int64_t rows, int64_t r
         for (int p = 0; p < P; ++p) {
             float* out = dw + r * K + p * kLanes;
             const int64_t count = columns - p * kLanes;
-            store_first(out, add(load_first(out, count), sum[r][p]), count);
+            store_first(out, load_first(out, count) + sum[r][p], count);
         }
     }
 }

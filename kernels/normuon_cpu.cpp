@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/normuon.h"
 
 namespace fbt::kernels::cpu {
@@ -26,12 +26,15 @@ Status normuon_step(A* w, A* v, const T* o, int64_t N, int64_t K, const NorMuonS
     const A beta2 = A(h.beta2), rest2 = A(1 - h.beta2), eps = A(h.eps);
     for_rows(s, N, K, [=](int64_t n) {
         const T* row = o + n * K;
-        const A squares = row_sum(K, [row](int64_t k) { return A(row[k]) * A(row[k]); });
+        const A squares = row_sum(K, [row](int64_t k, int count) {
+            const Vec x = load_first(row + k, count);
+            return x * x;
+        });
         v[n] = std::fma(beta2, v[n], rest2 * (squares / A(K)));
         const A divisor = std::sqrt(v[n]) + eps;
         scratch[n] = squares / (divisor * divisor);
     });
-    const A total = row_sum(N, [scratch](int64_t n) { return scratch[n]; });
+    const A total = row_sum(N, elements(scratch));
     const A scale =
         total == 0 ? A(0) : A(0.2 * std::sqrt(double(N) * double(K))) / std::sqrt(total);
     const A lr = A(h.learning_rate), keep = A(1 - h.learning_rate * h.weight_decay);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/qk_norm_rope.h"
 
 namespace fbt::kernels::cpu {
@@ -20,23 +20,21 @@ Status qk_norm_rope_forward(T* y, A* rstd, const T* x, const A* gain, const A* c
         return {Code::bad_argument,
                 "qk_norm_rope_forward needs N >= 0, H >= 1, C even and in 2..256"};
     const int half = C / 2;
-    for_rows(s, N, int64_t(H) * C, [=](int64_t n) {
-        const A* cos_t = cos + int64_t(positions[n]) * half;
-        const A* sin_t = sin + int64_t(positions[n]) * half;
-        for (int h = 0; h < H; ++h) {
-            const T* x_row = x + (n * H + h) * C;
-            T* y_row = y + (n * H + h) * C;
-            const auto at = [x_row](int64_t c) { return x_row[c]; };
-            const A r = 1 / std::sqrt(row_dot(C, at, at) / A(C) + eps);
-#pragma omp simd
-            for (int i = 0; i < half; ++i) {
-                const A z0 = A(x_row[i]) * r * gain[i];
-                const A z1 = A(x_row[i + half]) * r * gain[i + half];
-                store(y_row[i], std::fma(z0, cos_t[i], -(z1 * sin_t[i])));
-                store(y_row[i + half], std::fma(z1, cos_t[i], z0 * sin_t[i]));
-            }
-            if (rstd) rstd[n * H + h] = r;
-        }
+    for_norms(s, x, N * H, C, eps, [=](int64_t head, A r) {
+        const A* cos_t = cos + int64_t(positions[head / H]) * half;
+        const A* sin_t = sin + int64_t(positions[head / H]) * half;
+        const T* x_row = x + head * C;
+        T* y_row = y + head * C;
+        for_vectors(half, [=](int64_t i, int count) {
+            const auto z = [=](int64_t c) {
+                return load_first(x_row + c, count) * splat(r) * load_first(gain + c, count);
+            };
+            const Vec z0 = z(i), z1 = z(i + half);
+            const Vec cos = load_first(cos_t + i, count), sin = load_first(sin_t + i, count);
+            store_first(y_row + i, fma(z0, cos, -(z1 * sin)), count);
+            store_first(y_row + i + half, fma(z1, cos, z0 * sin), count);
+        });
+        if (rstd) rstd[head] = r;
     });
     return {};
 }
@@ -54,31 +52,41 @@ Status qk_norm_rope_backward(T* dx, A* dgain_accum, const T* dy, const T* x, con
     const int half = C / 2;
     const int64_t chunks = row_chunks(N);
     for_rows(s, chunks, std::min<int64_t>(N, kRowChunk) * H * C, [=](int64_t k) {
-        A dz[kMaxC], dgain[kMaxC] = {};
-        const int64_t end = std::min(N, (k + 1) * kRowChunk);
-        for (int64_t n = k * kRowChunk; n < end; ++n) {
-            const A* cos_t = cos + int64_t(positions[n]) * half;
-            const A* sin_t = sin + int64_t(positions[n]) * half;
-            for (int h = 0; h < H; ++h) {
-                const T *dy_row = dy + (n * H + h) * C, *x_row = x + (n * H + h) * C;
-                T* dx_row = dx + (n * H + h) * C;
-                const A r = rstd[n * H + h];
-#pragma omp simd
-                for (int i = 0; i < half; ++i) {
-                    const A dy0 = A(dy_row[i]), dy1 = A(dy_row[i + half]);
-                    dz[i] = std::fma(dy0, cos_t[i], dy1 * sin_t[i]);
-                    dz[i + half] = std::fma(dy1, cos_t[i], -(dy0 * sin_t[i]));
-                }
-                const A dot = row_dot(
-                    C, [&dz, gain](int64_t c) { return dz[c] * gain[c]; },
-                    [x_row](int64_t c) { return x_row[c]; });
-                const A mean = dot * r / A(C);  // of g*xhat
-#pragma omp simd
-                for (int c = 0; c < C; ++c) {
-                    const A xhat = A(x_row[c]) * r;
-                    dgain[c] = std::fma(dz[c], xhat, dgain[c]);
-                    store(dx_row[c], r * std::fma(-xhat, mean, dz[c] * gain[c]));
-                }
+        alignas(64) A dz[kNormRows * kMaxC], dgain[kMaxC] = {};
+        const int64_t end = std::min(N, (k + 1) * kRowChunk) * H;
+        for (int64_t first = k * kRowChunk * H; first < end; first += kNormRows) {
+            const int heads = int(std::min<int64_t>(end - first, kNormRows));
+            A mean[kNormRows];  // of g*xhat
+            for (int i = 0; i < heads; ++i) {
+                const A* cos_t = cos + int64_t(positions[(first + i) / H]) * half;
+                const A* sin_t = sin + int64_t(positions[(first + i) / H]) * half;
+                const T* dy_row = dy + (first + i) * C;
+                A* dz_row = dz + i * C;
+                for_vectors(half, [=](int64_t c, int count) {
+                    const Vec dy0 = load_first(dy_row + c, count);
+                    const Vec dy1 = load_first(dy_row + c + half, count);
+                    const Vec cos = load_first(cos_t + c, count),
+                              sin = load_first(sin_t + c, count);
+                    store_first(dz_row + c, fma(dy0, cos, dy1 * sin), count);
+                    store_first(dz_row + c + half, fma(dy1, cos, -(dy0 * sin)), count);
+                });
+                const auto g = [=](int64_t c, int count) {
+                    return load_first(dz_row + c, count) * load_first(gain + c, count);
+                };
+                mean[i] = row_dot(C, g, elements(x + (first + i) * C)) * rstd[first + i] / A(C);
+            }
+            for (int i = 0; i < heads; ++i) {
+                const T* x_row = x + (first + i) * C;
+                T* dx_row = dx + (first + i) * C;
+                const A* dz_row = dz + i * C;
+                const Vec r = splat(rstd[first + i]), minus_mean = splat(-mean[i]);
+                for_vectors(C, [=, &dgain](int64_t c, int count) {
+                    const Vec xhat = load_first(x_row + c, count) * r;
+                    const Vec d = load_first(dz_row + c, count);
+                    const Vec g = d * load_first(gain + c, count);
+                    store_first(dgain + c, fma(d, xhat, load_first(dgain + c, count)), count);
+                    store_first(dx_row + c, r * fma(xhat, minus_mean, g), count);
+                });
             }
         }
         std::copy_n(dgain, C, scratch + k * C);

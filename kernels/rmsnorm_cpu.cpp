@@ -2,32 +2,23 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/rmsnorm.h"
 
 namespace fbt::kernels::cpu {
-namespace {
-
-// 1/sqrt(mean_d x[d]^2 + eps)
-template <class T>
-float inverse_rms(const T* x, int D, float eps) {
-    const auto at = [x](int64_t d) { return x[d]; };
-    return 1.f / std::sqrt(row_dot(D, at, at) / float(D) + eps);
-}
-
-}  // namespace
 
 // y = x * rstd * gain
 template <class T, class A>
 Status rmsnorm_forward(T* y, A* rstd, const T* x, const A* gain, int64_t N, int D, A eps,
                        Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "rmsnorm_forward needs N >= 0, D >= 1"};
-    for_rows(s, N, D, [=](int64_t n) {
+    for_norms(s, x, N, D, eps, [=](int64_t n, A r) {
         const T* x_row = x + n * D;
         T* y_row = y + n * D;
-        const A r = inverse_rms(x_row, D, eps);
-#pragma omp simd
-        for (int d = 0; d < D; ++d) store(y_row[d], A(x_row[d]) * r * gain[d]);
+        for_vectors(D, [=](int64_t d, int count) {
+            const Vec xhat = load_first(x_row + d, count) * splat(r);
+            store_first(y_row + d, xhat * load_first(gain + d, count), count);
+        });
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -39,13 +30,14 @@ Status residual_rmsnorm_forward(T* y, A* rstd, const T* x, const T* branch, cons
                                 int64_t N, int D, A eps, Stream s) {
     if (N < 0 || D < 1)
         return {Code::bad_argument, "residual_rmsnorm_forward needs N >= 0, D >= 1"};
-    for_rows(s, N, D, [=](int64_t n) {
+    for_norms(s, branch, N, D, eps, [=](int64_t n, A r) {
         const T *x_row = x + n * D, *branch_row = branch + n * D;
         T* y_row = y + n * D;
-        const A r = inverse_rms(branch_row, D, eps);
-#pragma omp simd
-        for (int d = 0; d < D; ++d)
-            store(y_row[d], std::fma(alpha, A(branch_row[d]) * r * gain[d], A(x_row[d])));
+        for_vectors(D, [=](int64_t d, int count) {
+            const Vec xhat = load_first(branch_row + d, count) * splat(r);
+            const Vec z = xhat * load_first(gain + d, count);
+            store_first(y_row + d, fma(splat(alpha), z, load_first(x_row + d, count)), count);
+        });
         if (rstd) rstd[n] = r;
     });
     return {};
@@ -62,19 +54,29 @@ Status rmsnorm_backward(T* dx, A* dgain_accum, const T* dy, const T* x, const A*
     for_rows(s, chunks, std::min<int64_t>(N, kRowChunk) * D, [=](int64_t c) {
         A* dgain = scratch + c * D;
         std::fill_n(dgain, D, A(0));
-        for (int64_t n = c * kRowChunk; n < std::min(N, (c + 1) * kRowChunk); ++n) {
-            const T *dy_row = dy + n * D, *x_row = x + n * D;
-            T* dx_row = dx + n * D;
-            const A r = rstd[n];
-            const A dot = row_dot(
-                D, [=](int64_t d) { return A(dy_row[d]) * gain[d]; },
-                [=](int64_t d) { return x_row[d]; });
-            const A mean = scale * dot * r / A(D);  // of g*xhat
-#pragma omp simd
-            for (int d = 0; d < D; ++d) {
-                const A up = scale * A(dy_row[d]), xhat = A(x_row[d]) * r;
-                dgain[d] = std::fma(up, xhat, dgain[d]);
-                store(dx_row[d], r * std::fma(-xhat, mean, up * gain[d]));
+        const int64_t end = std::min(N, (c + 1) * kRowChunk);
+        for (int64_t first = c * kRowChunk; first < end; first += kNormRows) {
+            const int rows = int(std::min<int64_t>(end - first, kNormRows));
+            A mean[kNormRows];  // of g*xhat
+            for (int i = 0; i < rows; ++i) {
+                const T* dy_row = dy + (first + i) * D;
+                const auto dy_gain = [=](int64_t d, int count) {
+                    return load_first(dy_row + d, count) * load_first(gain + d, count);
+                };
+                const A dot = row_dot(D, dy_gain, elements(x + (first + i) * D));
+                mean[i] = scale * dot * rstd[first + i] / A(D);
+            }
+            for (int i = 0; i < rows; ++i) {
+                const T *dy_row = dy + (first + i) * D, *x_row = x + (first + i) * D;
+                T* dx_row = dx + (first + i) * D;
+                const Vec r = splat(rstd[first + i]), minus_mean = splat(-mean[i]);
+                for_vectors(D, [=](int64_t d, int count) {
+                    const Vec up = splat(scale) * load_first(dy_row + d, count);
+                    const Vec xhat = load_first(x_row + d, count) * r;
+                    const Vec g = up * load_first(gain + d, count);
+                    store_first(dgain + d, fma(up, xhat, load_first(dgain + d, count)), count);
+                    store_first(dx_row + d, r * fma(xhat, minus_mean, g), count);
+                });
             }
         }
     });

@@ -1,5 +1,5 @@
 // The SiLU-gated product, vectorised.
-#include "kernels/cpu_math.h"
+#include "kernels/cpu_tile.h"
 #include "kernels/swiglu.h"
 
 namespace fbt::kernels::cpu {
@@ -8,9 +8,9 @@ namespace fbt::kernels::cpu {
 template <class T>
 Status swiglu_forward(T* y, const T* gate, const T* up, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "swiglu_forward needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) {
-        const float a = float(gate[i]);
-        store(y[i], a * sigmoid(a) * float(up[i]));
+    for_vectors(s, n, [=](int64_t i, int count) {
+        const Vec a = load_first(gate + i, count), u = load_first(up + i, count);
+        store_first(y + i, a * sigmoid(a) * u, count);
     });
     return {};
 }
@@ -20,10 +20,11 @@ template <class T>
 Status swiglu_backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n,
                        Stream s) {
     if (n < 0) return {Code::bad_argument, "swiglu_backward needs n >= 0"};
-    for_elements(s, n, [=](int64_t i) {
-        const float a = float(gate[i]), u = float(up[i]), d = float(dy[i]), sig = sigmoid(a);
-        store(dgate[i], d * u * sig * std::fma(a, 1 - sig, 1.f));
-        store(dup[i], d * (a * sig));
+    for_vectors(s, n, [=](int64_t i, int count) {
+        const Vec a = load_first(gate + i, count), u = load_first(up + i, count);
+        const Vec d = load_first(dy + i, count), sig = sigmoid(a), one = splat(1.f);
+        store_first(dgate + i, d * u * sig * fma(a, one - sig, one), count);
+        store_first(dup + i, d * (a * sig), count);
     });
     return {};
 }

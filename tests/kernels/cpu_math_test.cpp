@@ -1,8 +1,7 @@
 // The vectorised exponential against std::exp in double, and the fixed order of row sums.
-#include "kernels/cpu_math.h"
-
 #include <algorithm>
 
+#include "kernels/cpu_tile.h"
 #include "tests/compare.h"
 
 namespace fbt::tests {
@@ -76,6 +75,36 @@ TEST(CpuMath, LanesAndScalarsGiveTheSameBits) {
     EXPECT_TRUE(same_bits(vectors, scalars));
 }
 
+bool same_or_nan(float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
+           (std::isnan(a) && std::isnan(b));
+}
+
+// Every exponent and sign, subnormal numbers, ties, infinities and NaN among them: a vector of
+// them, and its first lanes alone, against one float after the other.
+TEST(CpuMath, VectorsGiveTheBitsOfOneFloat) {
+    int64_t wrong = 0;
+    for (uint64_t bits = 0; bits < uint64_t(1) << 32; bits += 16 * 0x0fff) {
+        float x[cpu::kLanes], e[cpu::kLanes], some[cpu::kLanes] = {};
+        kernels::bf16 rounded[cpu::kLanes], first[cpu::kLanes] = {};
+        for (int l = 0; l < cpu::kLanes; ++l)
+            x[l] = std::bit_cast<float>(uint32_t(bits + uint64_t(l) * 0x0fff));
+        const int count = 1 + int(bits >> 8) % (cpu::kLanes - 1);
+        cpu::store(e, cpu::exp(cpu::load(x)));
+        cpu::store(rounded, cpu::load(x));
+        cpu::store_first(first, cpu::load(x), count);
+        cpu::store_first(some, cpu::load_first(rounded, count), count);
+        for (int l = 0; l < cpu::kLanes; ++l) {
+            const kernels::bf16 want(x[l]);
+            wrong += !same_or_nan(e[l], cpu::exp(x[l]));
+            wrong += rounded[l].bits != want.bits;
+            wrong += first[l].bits != (l < count ? want.bits : 0);
+            wrong += !same_or_nan(some[l], l < count ? float(want) : 0.f);
+        }
+    }
+    EXPECT_EQ(wrong, 0);
+}
+
 // The order that the comments promise, written out: lane i % 16, then the tree.
 TEST(CpuMath, RowSumsHaveTheirOrder) {
     for (const int64_t n : {0, 1, 3, 15, 16, 17, 37, 1601}) {
@@ -96,10 +125,12 @@ TEST(CpuMath, RowSumsHaveTheirOrder) {
                 dot[l] += dot[l + w];
             }
         const auto at_a = [&](int64_t i) { return a[size_t(i)]; };
-        const auto at_b = [&](int64_t i) { return b[size_t(i)]; };
-        EXPECT_EQ(cpu::row_sum(n, at_a), sum[0]) << n;
+        const auto vec_a = cpu::elements(a.data()), vec_b = cpu::elements(b.data());
+        EXPECT_EQ(cpu::row_sum(n, vec_a), sum[0]) << n;
+        const auto ones = [](int64_t, int) { return cpu::splat(1.f); };
+        EXPECT_EQ(cpu::row_sum(n, ones), float(n));  // nothing behind the end counts
         EXPECT_EQ(cpu::row_sum_double(n, at_a), wide[0]) << n;
-        EXPECT_EQ(cpu::row_dot(n, at_a, at_b), dot[0]) << n;
+        EXPECT_EQ(cpu::row_dot(n, vec_a, vec_b), dot[0]) << n;
         EXPECT_EQ(cpu::row_max(n, at_a), largest) << n;
     }
 }
