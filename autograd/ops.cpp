@@ -26,21 +26,39 @@ void reach(Weight& w) { w.reached = w.reached || trains(w); }
 
 }  // namespace
 
-// dx = dy W      dW += dy^T x
-Var linear(Tape& tape, const Var& x, Weight& w) {
-    Tensor y = tensor::matmul_forward(x.value(), w.packed);
+// dx = sum_i dy_i W_i      dW_i += dy_i^T x
+std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws) {
+    std::vector<const tensor::PackedMatrix*> packed;
+    bool any = false;
+    for (Weight* w : ws) {
+        packed.push_back(&w->packed);
+        any = any || trains(*w);
+    }
     return tape.record(
-        std::move(y), {x},
-        [x, &w](const std::vector<Tensor>& d) -> std::vector<Tensor> {
-            const Tensor dy = narrow(d[0], x.value());
-            if (trains(w)) {
-                tensor::matmul_dw_accum(w.grad, dy, x.value());
-                reach(w);
+        tensor::matmul_forward(x.value(), packed), {x},
+        [x, ws](const std::vector<Tensor>& d) -> std::vector<Tensor> {
+            Tensor dx;
+            for (size_t i = ws.size(); i-- > 0;) {
+                if (!d[i].defined()) continue;
+                const Tensor dy = narrow(d[i], x.value());
+                if (trains(*ws[i])) {
+                    tensor::matmul_dw_accum(ws[i]->grad, dy, x.value());
+                    reach(*ws[i]);
+                }
+                if (!x.needs_grad()) continue;
+                const Tensor part = tensor::matmul_forward(dy, ws[i]->packed_back);
+                if (dx.defined())
+                    tensor::add_accum(dx, part);
+                else
+                    dx = part;
             }
-            if (!x.needs_grad()) return {};
-            return {tensor::matmul_forward(dy, w.packed_back)};
+            return {dx};
         },
-        trains(w));
+        any);
+}
+
+Var linear(Tape& tape, const Var& x, Weight& w) {
+    return linear(tape, x, std::vector<Weight*>{&w})[0];
 }
 
 // dw[v] += sum over n with tokens[n] = v of dy[n]

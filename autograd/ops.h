@@ -5,8 +5,9 @@
 
 namespace fbt::autograd {
 
-// y = x W^T. x [N,in], w [out,in].
+// y = x W^T. x [N,in], w [out,in]; or one y for each of several w of the same width.
 Var linear(Tape& tape, const Var& x, Weight& w);
+std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws);
 
 // y[n] = w[tokens[n]]. tokens [N] i32, w [V,D].
 Var embedding(Tape& tape, const Tensor& tokens, Weight& w);

@@ -16,19 +16,18 @@ Var Tape::variable(Tensor value) const {
     return v;
 }
 
-std::vector<Var> Tape::record(std::vector<Tensor> outputs, const std::vector<Var>& inputs,
-                              Rule rule, bool trains_weights) {
-    const bool keep =
-        recording_ && (trains_weights || std::any_of(inputs.begin(), inputs.end(),
-                                                     [](const Var& v) { return v.needs_grad(); }));
+std::vector<Var> Tape::keep(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
+                            bool trains_weights) {
+    const bool wanted = trains_weights || std::any_of(inputs.begin(), inputs.end(),
+                                                      [](const Var& v) { return v.needs_grad(); });
     std::vector<Var> vars;
     Entry entry{inputs, {}, std::move(rule), false};
     for (Tensor& t : outputs) {
         vars.push_back(constant(std::move(t)));
-        vars.back().node_->needs_grad = keep;
+        vars.back().node_->needs_grad = wanted;
         entry.outputs.push_back(vars.back().node_);
     }
-    if (keep) entries_.push_back(std::move(entry));
+    if (wanted) entries_.push_back(std::move(entry));
     return vars;
 }
 

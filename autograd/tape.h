@@ -60,16 +60,22 @@ class Tape {
 
     // The outputs of an op, with its rule. Where the tape does not record, or no input and no
     // weight needs a gradient, the rule is dropped.
-    std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
-                            bool trains_weights = false);
     // Decoding runs a hundred ops a token: a tape that does not record makes no Rule of `rule`.
+    template <class F>
+    std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, F rule,
+                            bool trains_weights = false) {
+        if (recording_) return keep(std::move(outputs), inputs, std::move(rule), trains_weights);
+        std::vector<Var> vars;
+        for (Tensor& t : outputs) vars.push_back(constant(std::move(t)));
+        return vars;
+    }
     template <class F>
     Var record(Tensor output, std::initializer_list<Var> inputs, F rule,
                bool trains_weights = false) {
         if (!recording_) return constant(std::move(output));
         std::vector<Tensor> outputs;
         outputs.push_back(std::move(output));
-        return record(std::move(outputs), inputs, std::move(rule), trains_weights)[0];
+        return keep(std::move(outputs), inputs, std::move(rule), trains_weights)[0];
     }
     // A rule that starts the way back: it has no outputs and always runs (the loss).
     void record_root(const std::vector<Var>& inputs, Rule rule);
@@ -84,6 +90,8 @@ class Tape {
         Rule rule;
         bool root;
     };
+    std::vector<Var> keep(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
+                          bool trains_weights);
     static void accumulate(Var::Node& node, const Tensor& gradient);
     bool recording_;
     std::vector<Entry> entries_;

@@ -1,6 +1,8 @@
 // Matrix products of linear layers, in the row rule: sums over K run in one order for every M, so
 // a row of y has the same bits whatever the other rows are and however many there are.
 #pragma once
+#include <span>
+
 #include "kernels/types.h"
 
 namespace fbt::kernels {
@@ -35,6 +37,20 @@ FBT_OP(template <class T> int64_t matmul_packed_size(int64_t N, int64_t K);
        template <class T, class A = accumulate_t<T>>
        Status matmul_dw_accum(A * dw, const T* dy, const T* x, int64_t M, int64_t N, int64_t K,
                               Stream s);)
+
+// Products of one x with several weights: those that matmul_forward gives one by one, but the cpu
+// reads x and starts its threads once for all of them, which decoding feels.
+template <class T>
+struct MatmulOutput {
+    T* y;             // [M,N]
+    const T* packed;  // as packed by matmul_pack
+    int64_t N;
+};
+namespace cpu {
+template <class T>
+Status matmul_forward_each(std::span<const MatmulOutput<T>> outputs, const T* x, int64_t M,
+                           int64_t K, Stream s);
+}
 
 // The same products through cuBLASLt, for training on CUDA: faster, and outside the row rule (the
 // algorithm, and with it the order of sums, depends on M).

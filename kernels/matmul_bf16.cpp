@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/cpu_tile.h"
-#include "kernels/matmul.h"
 
 namespace fbt::kernels::cpu {
 namespace {
@@ -148,55 +147,73 @@ Status bf16_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transp
 
 // y = x w^T, a block of rows of x and a group of columns of y at a time. Where K is more than one
 // block deep, the sums of the group wait in float for the next.
-Status bf16_forward(const DotKernel& kernel, bf16* y, const bf16* x, const bf16* packed, int64_t M,
-                    int64_t N, int64_t K, Stream s) {
+Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>> outputs,
+                    const bf16* x, int64_t M, int64_t K, Stream s) {
     const int64_t tile = kernel.rows, strip = int64_t(kernel.panels) * kDotColumns;
     const int64_t depths = ceil_div(K, kBlockDepth), panel = dot_depth(K) * kDotColumns;
     const int64_t block_depth = dot_depth(ceil_div(K, depths));
     const int64_t group = depths == 1 ? strip : kSumColumns;
+    int64_t strips = 0, columns_of_all = 0;  // those of all outputs, one after the other
+    for (const auto& output : outputs) {
+        strips += ceil_div(output.N, strip);
+        columns_of_all += output.N;
+    }
     // Items of work are blocks of rows, as many for each thread; where rows are few (decoding), all
-    // of them by a part of the columns.
-    const int threads = threads_for(M * N * K, s);
+    // of them by a part of the strips.
+    const int threads = threads_for(M * columns_of_all * K, s);
     const int64_t most_rows = kBlockRows / tile * tile;
     int64_t row_blocks = ceil_div(M, most_rows), parts = 1;
     if (M >= 2 * tile * threads)
         row_blocks = round_up(row_blocks, threads);
     else
-        parts = std::min<int64_t>(threads, ceil_div(N, strip));
+        parts = std::min<int64_t>(threads, strips);
     const int64_t block_rows = round_up(ceil_div(M, std::max<int64_t>(row_blocks, 1)), tile);
-    const int64_t part = round_up(ceil_div(N, parts), strip);
 #pragma omp parallel num_threads(threads)
     {
         Blocks blocks;
-#pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < row_blocks * parts; ++item) {
-            const int64_t m = item / parts * block_rows, rows = std::min(block_rows, M - m);
-            const int64_t begin = item % parts * part, end = std::min(N, begin + part);
-            if (rows <= 0) continue;
+        // Columns [begin, end) of rows [m, m+rows).
+        const auto columns_of = [&](const MatmulOutput<bf16>& output, int64_t m, int64_t rows,
+                                    int64_t begin, int64_t end, bool& packed) {
             for (int64_t n = begin; n < end; n += group) {
                 const int64_t columns = std::min(group, end - n);
                 for (int64_t k = 0; k < K; k += block_depth) {
                     const int64_t depth = std::min(block_depth, K - k);
-                    if (depths > 1 || n == begin)
+                    if (depths > 1 || !packed)
                         pack_rows(blocks.a, int(tile), x + m * K + k, K, rows, depth);
+                    packed = true;
                     for (int64_t c = 0; c < columns; c += strip) {
                         const int panels =
                             int(std::min(strip, round_up(columns - c, kDotColumns)) / kDotColumns);
-                        const bf16* b = packed + (n + c) / kDotColumns * panel + k * kDotColumns;
-                        for (int64_t r = 0; r < rows; r += tile) {
+                        const bf16* b =
+                            output.packed + (n + c) / kDotColumns * panel + k * kDotColumns;
+                        for (int64_t r = 0; r < rows; r += tile)
                             kernel.multiply(blocks.sum + r * group + c, group,
                                             blocks.a + r * dot_depth(depth), b, panel,
                                             dot_depth(depth), int(std::min(tile, rows - r)), panels,
                                             k > 0);
-                        }
                     }
                 }
                 for (int64_t r = 0; r < rows; ++r) {
-                    bf16* to = y + (m + r) * N + n;
+                    bf16* to = output.y + (m + r) * output.N + n;
                     const float* from = blocks.sum + r * group;
 #pragma omp simd
                     for (int64_t c = 0; c < columns; ++c) store(to[c], from[c]);
                 }
+            }
+        };
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < row_blocks * parts; ++item) {
+            const int64_t m = item / parts * block_rows, rows = std::min(block_rows, M - m);
+            if (rows <= 0) continue;
+            int64_t first = item % parts * strips / parts;  // strips of the outputs to come
+            int64_t last = (item % parts + 1) * strips / parts;
+            bool packed = false;
+            for (const auto& output : outputs) {
+                const int64_t own = ceil_div(output.N, strip);
+                columns_of(output, m, rows, std::max<int64_t>(first, 0) * strip,
+                           std::min(output.N, last * strip), packed);
+                first -= own;
+                last -= own;
             }
         }
     }
@@ -263,11 +280,19 @@ Status matmul_pack<bf16>(bf16* packed, const float* w, int64_t N, int64_t K, boo
 }
 
 template <>
+Status matmul_forward_each<bf16>(std::span<const MatmulOutput<bf16>> outputs, const bf16* x,
+                                 int64_t M, int64_t K, Stream s) {
+    for (const auto& output : outputs)
+        if (M < 0 || output.N < 1 || K < 1)
+            return {Code::bad_argument, "matmul_forward needs M >= 0 and N, K >= 1"};
+    return bf16_forward(dot_kernels()[0], outputs, x, M, K, s);
+}
+
+template <>
 Status matmul_forward<bf16>(bf16* y, const bf16* x, const bf16* packed, int64_t M, int64_t N,
                             int64_t K, Stream s) {
-    if (M < 0 || N < 1 || K < 1)
-        return {Code::bad_argument, "matmul_forward needs M >= 0 and N, K >= 1"};
-    return bf16_forward(dot_kernels()[0], y, x, packed, M, N, K, s);
+    const MatmulOutput<bf16> output{y, packed, N};
+    return matmul_forward_each<bf16>({&output, 1}, x, M, K, s);
 }
 
 template <>

@@ -3,6 +3,7 @@
 // can try each.
 #pragma once
 #include "kernels/bf16_dot.h"
+#include "kernels/matmul.h"
 
 namespace fbt::kernels::cpu {
 
@@ -10,8 +11,8 @@ namespace fbt::kernels::cpu {
 int64_t bf16_packed_size(int64_t N, int64_t K);
 Status bf16_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transposed, Stream s);
 
-Status bf16_forward(const DotKernel& kernel, bf16* y, const bf16* x, const bf16* packed, int64_t M,
-                    int64_t N, int64_t K, Stream s);
+Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>> outputs,
+                    const bf16* x, int64_t M, int64_t K, Stream s);
 
 // Rows m are summed in chunks of kDwChunk: dw += each chunk's sums, in order.
 Status bf16_dw_accum(const DotKernel& kernel, float* dw, const bf16* dy, const bf16* x, int64_t M,

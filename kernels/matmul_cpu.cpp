@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu_tile.h"
 #include "kernels/matmul.h"
@@ -65,13 +66,25 @@ Status matmul_pack(T* packed, const accumulate_t<T>* w, int64_t N, int64_t K, bo
 }
 
 template <class T>
+Status matmul_forward_each(std::span<const MatmulOutput<T>> outputs, const T* x, int64_t M,
+                           int64_t K, Stream s) {
+    std::vector<OneDnnMatmul::Output> planned;
+    for (const MatmulOutput<T>& o : outputs) {
+        if (M < 0 || o.N < 1 || K < 1)
+            return {Code::bad_argument, "matmul_forward needs M >= 0 and N, K >= 1"};
+        if (const OneDnnMatmul* plan = OneDnnMatmul::find(o.N, K))
+            planned.push_back({plan, o.y, o.packed});
+        else if (Status status = chain_forward(o.y, x, o.packed, M, o.N, K, s); !status.ok())
+            return status;
+    }
+    return OneDnnMatmul::forward(planned, x, M, s);
+}
+
+template <class T>
 Status matmul_forward(T* y, const T* x, const T* packed, int64_t M, int64_t N, int64_t K,
                       Stream s) {
-    if (M < 0 || N < 1 || K < 1)
-        return {Code::bad_argument, "matmul_forward needs M >= 0 and N, K >= 1"};
-    if (const OneDnnMatmul* plan = OneDnnMatmul::find(N, K))
-        return plan->forward(y, x, packed, M, s);
-    return chain_forward(y, x, packed, M, N, K, s);
+    const MatmulOutput<T> output{y, packed, N};
+    return matmul_forward_each<T>({&output, 1}, x, M, K, s);
 }
 
 template <class T, class A>
@@ -118,6 +131,8 @@ Status matmul_dw_accum(A* dw, const T* dy, const T* x, int64_t M, int64_t N, int
 
 template int64_t matmul_packed_size<float>(int64_t, int64_t);
 template Status matmul_pack<float>(float*, const float*, int64_t, int64_t, bool, Stream);
+template Status matmul_forward_each<float>(std::span<const MatmulOutput<float>>, const float*,
+                                           int64_t, int64_t, Stream);
 template Status matmul_forward<float>(float*, const float*, const float*, int64_t, int64_t, int64_t,
                                       Stream);
 template Status matmul_dw_accum<float, float>(float*, const float*, const float*, int64_t, int64_t,

@@ -206,10 +206,10 @@ Status OneDnnMatmul::pack(float* packed, const float* w, bool transposed, Stream
     return {};
 }
 
-Status OneDnnMatmul::forward(float* y, const float* x, const float* packed, int64_t M,
-                             Stream s) const {
-    const Plan& p = *plan_;
-    const int threads = M * p.N * p.K < kSerialWork ? 1 : s.threads;
+Status OneDnnMatmul::forward(std::span<const Output> outputs, const float* x, int64_t M, Stream s) {
+    int64_t work = 0;
+    for (const Output& o : outputs) work += M * o.plan->plan_->N * o.plan->plan_->K;
+    const int threads = work < kSerialWork ? 1 : s.threads;
     // Chunks no larger than leaves every thread two of them, then what remains in smaller ones.
     std::vector<std::pair<int64_t, size_t>> chunks;  // first row, which count
     int64_t m = 0;
@@ -217,27 +217,40 @@ Status OneDnnMatmul::forward(float* y, const float* x, const float* packed, int6
         if (kRows[size] > 16 && kRows[size] * 2 * threads > M) continue;
         for (; m + kRows[size] <= M; m += kRows[size]) chunks.emplace_back(m, size);
     }
-    const bool in_parts = threads > 1 && p.part > 0 && !chunks.empty() &&
-                          chunks[0].second >= kFewRows && int64_t(chunks.size()) < 4 * threads;
-    const int64_t parts = in_parts ? p.part_count() : 1, items = int64_t(chunks.size()) * parts;
-    std::atomic<bool> failed = false;
-    const auto run = [&](int64_t item) {
-        const auto [row, size] = chunks[item / parts];
-        try {
-            if (in_parts)
-                p.run_part(size, item % parts, y + row * p.N, x + row * p.K, packed);
+    const bool few = threads > 1 && !chunks.empty() && chunks[0].second >= kFewRows &&
+                     int64_t(chunks.size()) < 4 * threads;
+    struct Item {
+        const Output* output;
+        int64_t row, part;  // part -1: all columns
+        size_t size;
+    };
+    std::vector<Item> items;
+    for (const Output& o : outputs)
+        for (const auto& [row, size] : chunks)
+            if (few && o.plan->plan_->part > 0)
+                for (int64_t part = 0; part < o.plan->plan_->part_count(); ++part)
+                    items.push_back({&o, row, part, size});
             else
-                p.run(size, y + row * p.N, x + row * p.K, packed);
+                items.push_back({&o, row, -1, size});
+    std::atomic<bool> failed = false;
+    const auto run = [&](const Item& item) {
+        const Plan& p = *item.output->plan->plan_;
+        float* y = item.output->y + item.row * p.N;
+        try {
+            if (item.part < 0)
+                p.run(item.size, y, x + item.row * p.K, item.output->packed);
+            else
+                p.run_part(item.size, item.part, y, x + item.row * p.K, item.output->packed);
         } catch (const dnnl::error&) {
             failed = true;
         }
     };
     if (threads == 1) {
         const Threads one(1);
-        for (int64_t i = 0; i < items; ++i) run(i);
+        for (const Item& item : items) run(item);
     } else {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-        for (int64_t i = 0; i < items; ++i) run(i);
+        for (size_t i = 0; i < items.size(); ++i) run(items[i]);
     }
     if (failed) return {Code::device_error, "oneDNN could not run the product"};
     return {};

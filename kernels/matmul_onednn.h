@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "kernels/types.h"
 
@@ -20,7 +21,13 @@ class OneDnnMatmul {
 
     int64_t packed_size() const;  // elements
     Status pack(float* packed, const float* w, bool transposed, Stream s) const;
-    Status forward(float* y, const float* x, const float* packed, int64_t M, Stream s) const;
+    // Products of one x with weights of the same K, each packed by its plan.
+    struct Output {
+        const OneDnnMatmul* plan;
+        float* y;
+        const float* packed;
+    };
+    static Status forward(std::span<const Output> outputs, const float* x, int64_t M, Stream s);
 
     ~OneDnnMatmul();
 

@@ -32,18 +32,20 @@ Attention::Attention(ParameterSet& p, const std::string& prefix, const BlockShap
 Var Attention::forward(Tape& tape, const Var& x, const SpanCall& call, int layer,
                        const KeyValues& prefix, KeyValues& own) const {
     const int64_t N = x.value().dim(0), H = shape_.heads, G = shape_.kv_heads, C = shape_.head_dim;
-    const auto heads = [&](Parameter& w, int64_t n) {
-        return autograd::view(tape, autograd::linear(tape, x, w.weight()), {N, n, C});
+    const std::vector<Var> projected =
+        autograd::linear(tape, x, {&q_.weight(), &k_.weight(), &v_.weight(), &gate_.weight()});
+    const auto heads = [&](int i, int64_t n) {
+        return autograd::view(tape, projected[i], {N, n, C});
     };
     const auto rotated = [&](const Var& y, Parameter& gain) {
         return autograd::qk_norm_rope(tape, y, gain.weight(), call.rope->cos, call.rope->sin,
                                       call.spans->device_positions(), shape_.norm_eps);
     };
-    const Var q = rotated(heads(q_, H), q_norm_);
-    own = {rotated(heads(k_, G), k_norm_), heads(v_, G)};
+    const Var q = rotated(heads(0, H), q_norm_);
+    own = {rotated(heads(1, G), k_norm_), heads(2, G)};
     const KeyValues all = call.store->join(tape, layer, prefix, own);
     Var o = autograd::attention(tape, q, all.k, all.v, call.spans, shape_.window);
-    o = autograd::gate(tape, o, autograd::linear(tape, x, gate_.weight()));
+    o = autograd::gate(tape, o, projected[3]);
     return autograd::linear(tape, autograd::view(tape, o, {N, H * C}), o_.weight());
 }
 
@@ -53,9 +55,8 @@ SwiGLU::SwiGLU(ParameterSet& p, const std::string& prefix, const BlockShape& sha
       down_(p.add(prefix + "down.weight", {shape.dim, shape.ffn_dim}, Role::matrix)) {}
 
 Var SwiGLU::forward(Tape& tape, const Var& x) const {
-    const Var gate = autograd::linear(tape, x, gate_.weight());
-    const Var up = autograd::linear(tape, x, up_.weight());
-    return autograd::linear(tape, autograd::swiglu(tape, gate, up), down_.weight());
+    const std::vector<Var> both = autograd::linear(tape, x, {&gate_.weight(), &up_.weight()});
+    return autograd::linear(tape, autograd::swiglu(tape, both[0], both[1]), down_.weight());
 }
 
 Block::Block(ParameterSet& p, const std::string& prefix, const BlockShape& shape)

@@ -167,6 +167,31 @@ Tensor matmul_forward(const Tensor& x, const PackedMatrix& w) {
     return y;
 }
 
+std::vector<Tensor> matmul_forward(const Tensor& x, const std::vector<const PackedMatrix*>& ws) {
+    std::vector<Tensor> ys;
+    if (x.context().backend() != Backend::cpu) {
+        for (const PackedMatrix* w : ws) ys.push_back(matmul_forward(x, *w));
+        return ys;
+    }
+    expect_rank("matmul_forward", "x", x, 2);
+    const int64_t M = x.dim(0), K = x.dim(1);
+    for (const PackedMatrix* w : ws) {
+        expect("matmul_forward", "x", x, {M, w->K}, w->data.dtype());
+        ys.push_back(Tensor::empty(x.context(), {M, w->N}, x.dtype()));
+    }
+    dispatch<true>("matmul_forward", x, [&]<class T>(Backend, kernels::Stream s) {
+        if constexpr (std::is_same_v<T, double>) {
+            return kernels::Status{};  // not on the cpu, as dispatch has said
+        } else {
+            std::vector<kernels::MatmulOutput<T>> outputs;
+            for (size_t i = 0; i < ws.size(); ++i)
+                outputs.push_back({ys[i].data<T>(), ws[i]->data.data<T>(), ws[i]->N});
+            return kernels::cpu::matmul_forward_each<T>(outputs, x.data<T>(), M, K, s);
+        }
+    });
+    return ys;
+}
+
 void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x) {
     expect_rank("matmul_dw_accum", "dy", dy, 2);
     const int64_t M = dy.dim(0), N = dy.dim(1), K = x.dim(1);

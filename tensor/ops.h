@@ -26,6 +26,8 @@ struct PackedMatrix {
 // Reuses `packed`'s memory when the sizes agree.
 void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype);
 Tensor matmul_forward(const Tensor& x, const PackedMatrix& w);  // x [M,K] -> [M,N]
+// One product for each w, the same as one by one.
+std::vector<Tensor> matmul_forward(const Tensor& x, const std::vector<const PackedMatrix*>& ws);
 void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w);
 void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x);
 

@@ -106,6 +106,12 @@ struct Packed {
     int64_t size, shift = 0;
 };
 
+Status forward(const cpu::DotKernel& kernel, bf16* y, const bf16* x, const bf16* packed, int64_t M,
+               int64_t N, int64_t K, Stream s) {
+    const MatmulOutput<bf16> output{y, packed, N};
+    return cpu::bf16_forward(kernel, {&output, 1}, x, M, K, s);
+}
+
 std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w,
                             Shape shape) {
     std::vector<double> packed(size_t(shape.N * shape.K)), y(size_t(shape.M * shape.N));
@@ -141,8 +147,8 @@ TEST_P(MatmulBf16, ForwardMatchesRef) {
                 ok(cpu::bf16_pack(packed.data(), master.data(), N, K, transposed, kTwoThreads)));
             EXPECT_FALSE(packed.overrun());
             std::vector<bf16> y(size_t(M * N) + 1, bf16(7.f));
-            EXPECT_TRUE(ok(cpu::bf16_forward(GetParam(), y.data(), x.data(), packed.data(), M, N, K,
-                                             kTwoThreads)));
+            EXPECT_TRUE(
+                ok(forward(GetParam(), y.data(), x.data(), packed.data(), M, N, K, kTwoThreads)));
             EXPECT_EQ(float(y.back()), 7.f);
             y.pop_back();
             const auto xd = widened(x), wd = widened(w);
@@ -193,15 +199,14 @@ TEST_P(MatmulBf16, RowsHaveTheSameBitsInEveryCall) {
         EXPECT_TRUE(ok(cpu::bf16_pack(packed.data(), normal<float>(size_t(N * K), 7).data(), N, K,
                                       false, kOneThread)));
         std::vector<bf16> whole(size_t(rows * N));
-        EXPECT_TRUE(ok(cpu::bf16_forward(GetParam(), whole.data(), x.data(), packed.data(), rows, N,
-                                         K, kOneThread)));
+        EXPECT_TRUE(
+            ok(forward(GetParam(), whole.data(), x.data(), packed.data(), rows, N, K, kOneThread)));
         for (const int64_t M : {1, 2, 5, 16, 17, 65, 131})
             for (const int64_t at : {int64_t(0), int64_t(101), rows - M})
                 for (const int threads : {1, 2, 5}) {
                     std::vector<bf16> part(size_t(M * N));
-                    EXPECT_TRUE(
-                        ok(cpu::bf16_forward(GetParam(), part.data(), x.data() + at * K,
-                                             packed.data(), M, N, K, Stream{nullptr, threads})));
+                    EXPECT_TRUE(ok(forward(GetParam(), part.data(), x.data() + at * K,
+                                           packed.data(), M, N, K, Stream{nullptr, threads})));
                     EXPECT_EQ(
                         std::memcmp(part.data(), whole.data() + at * N, part.size() * sizeof(bf16)),
                         0)
@@ -219,8 +224,7 @@ TEST_P(MatmulBf16, NanStaysInItsRow) {
     EXPECT_TRUE(ok(cpu::bf16_pack(packed.data(), normal<float>(size_t(N * K), 9).data(), N, K,
                                   false, kOneThread)));
     std::vector<bf16> y(size_t(M * N));
-    EXPECT_TRUE(
-        ok(cpu::bf16_forward(GetParam(), y.data(), x.data(), packed.data(), M, N, K, kOneThread)));
+    EXPECT_TRUE(ok(forward(GetParam(), y.data(), x.data(), packed.data(), M, N, K, kOneThread)));
     for (int64_t i = 0; i < M * N; ++i) EXPECT_EQ(std::isnan(float(y[size_t(i)])), i / N == 4);
 }
 

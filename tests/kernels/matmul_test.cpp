@@ -1,6 +1,9 @@
 // matmul: the loops against the formula, the cpu kernel against the loops, and the row rule.
 #include "kernels/matmul.h"
 
+#include <cstring>
+#include <memory>
+
 #include "kernels/matmul_chain.h"
 #include "kernels/matmul_onednn.h"
 #include "tests/kernels/kernel_test.h"
@@ -167,6 +170,53 @@ TEST_P(MatmulForward, RowsHaveTheSameBitsInEveryCall) {
                         << M << " rows from row " << at << ", " << stream.threads << " threads";
                 }
     }
+}
+
+// Products with several weights at once: whole tiles, parts of one, and one narrower than a vector.
+template <class T>
+void expect_each_as_one_by_one() {
+    const int64_t widths[] = {130, 1, 64, 200, 37};
+    for (const int64_t K : {int64_t(31), int64_t(128), int64_t(1601)}) {
+        std::vector<std::vector<T>> packed;
+        for (const int64_t N : widths) {
+            packed.emplace_back(size_t(cpu::matmul_packed_size<T>(N, K)) + 32);
+            void* p = packed.back().data();
+            size_t space = packed.back().size() * sizeof(T);
+            std::align(64, 1, p, space);
+            EXPECT_TRUE(ok(cpu::matmul_pack(static_cast<T*>(p),
+                                            normal<float>(size_t(N * K), unsigned(N)).data(), N, K,
+                                            false, kTwoThreads)));
+        }
+        for (const int64_t M : {0, 1, 3, 16, 65, 300})
+            for (const int threads : {1, 2, 5}) {
+                std::vector<T> x;
+                for (float v : normal<float>(size_t(M * K), 11)) x.push_back(T(v));
+                std::vector<std::vector<T>> ys;
+                std::vector<MatmulOutput<T>> outputs;
+                for (size_t i = 0; i < packed.size(); ++i) {
+                    ys.emplace_back(size_t(M * widths[i]));
+                    void* p = packed[i].data();
+                    size_t space = packed[i].size() * sizeof(T);
+                    std::align(64, 1, p, space);
+                    outputs.push_back({ys[i].data(), static_cast<const T*>(p), widths[i]});
+                }
+                EXPECT_TRUE(ok(cpu::matmul_forward_each<T>(outputs, x.data(), M, K,
+                                                           Stream{nullptr, threads})));
+                for (size_t i = 0; i < ys.size(); ++i) {
+                    std::vector<T> alone(ys[i].size());
+                    EXPECT_TRUE(ok(cpu::matmul_forward(alone.data(), x.data(), outputs[i].packed, M,
+                                                       widths[i], K, kOneThread)));
+                    EXPECT_TRUE(alone.empty() || std::memcmp(alone.data(), ys[i].data(),
+                                                             alone.size() * sizeof(T)) == 0)
+                        << widths[i] << " columns, K " << K << ", " << M << " rows, " << threads
+                        << " threads";
+                }
+            }
+    }
+}
+TEST(Matmul, EachOfSeveralProductsIsAsItIsAlone) {
+    expect_each_as_one_by_one<float>();
+    expect_each_as_one_by_one<bf16>();
 }
 
 TEST(Matmul, RejectsImpossibleSizes) {
