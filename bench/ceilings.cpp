@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #endif
 
+#include "kernels/amx_dot.h"
 #include "kernels/cpu_tile.h"
 
 namespace fbt::bench {
@@ -98,11 +99,7 @@ double bf16_tile_rate([[maybe_unused]] int threads) {
     return best_rate(4 * kFlops * threads * kSteps, [=] {
 #pragma omp parallel num_threads(threads)
         {
-            struct alignas(64) {
-                uint8_t palette = 1, start_row = 0, reserved[14] = {};
-                uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-                uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-            } shape;
+            const cpu::AmxConfig shape;
             _tile_loadconfig(&shape);
             _tile_zero(0);
             _tile_zero(1);

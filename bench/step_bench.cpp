@@ -361,8 +361,8 @@ struct Untrained {
     }
 };
 
-// From prompts of one token on: the time between two tokens, sampling included, at the median of
-// so many positions.
+// From prompts of one token on: the time between two tokens, argmax included, at the median of so
+// many positions.
 constexpr int kDecoded = 256;
 
 void report_decoding(const Case& c, Untrained& u, Report& report) {
@@ -374,6 +374,9 @@ void report_decoding(const Case& c, Untrained& u, Report& report) {
                 prompts.push_back(random_tokens(1, c.model.vocab_size, random));
             engine::GenerateConfig config;
             config.mode = mode;
+            // Argmax: from the flat rows of an untrained model a draw would sort half of the
+            // vocabulary.
+            config.sampling.temperature = 0;
             config.max_tokens = std::min(c.model.context - 1, kDecoded);
             const double bytes = decode_bytes(c, mode, sequences, config.max_tokens / 2);
             const auto bandwidth = [&] {  // before and after: the better one is the bound
