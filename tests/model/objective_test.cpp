@@ -197,7 +197,8 @@ TEST(Objective, GradientsEqualFiniteDifferences) {
     }
 }
 
-// A training step on the cpu, some sequences longer than several key splits.
+// A training step on the cpu: some sequences longer than several key splits, and more rows than
+// one chunk of a weight gradient sums.
 struct Step {
     Objective objective;
     std::vector<std::vector<double>> numbers;  // gradients, updated weights, states
@@ -209,7 +210,7 @@ Step cpu_step(DType dtype, int passes, int threads, bool recompute) {
     Model model(c, config, dtype);
     randomise(model, true);
     nn::AdamW optimizer(model.parameters(), {});
-    const Batch batch = random_batch({200, 77, 3}, config.vocab_size, 21);
+    const Batch batch = random_batch({400, 77, 150, 3}, config.vocab_size, 21);
     PassPlan plan;
     plan.passes = passes;
     plan.plain = draw_prefixes(batch, passes, true, 1, 2);
