@@ -41,7 +41,8 @@ class StepMemory {
         held += (passes - 1) *
                 (suffix * (fused_input() + L * kept + head()) + (recompute ? 0 : L * store()));
         // The last pass's classifier still has its logits.
-        double peak = held + std::min(suffix, double(autograd::kLogitRows)) * V * t;
+        const double last = passes > 1 ? suffix : rows;
+        double peak = held + std::min(last, double(autograd::kLogitRows)) * V * t;
         // The way back. The first pass to be walked leaves gradients for pass 1: of its keys and
         // values, layer by layer, and of its states.
         for (int k = passes; k >= 1; --k) {
