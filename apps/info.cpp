@@ -3,6 +3,7 @@
 
 #include "apps/command.h"
 #include "apps/embedded.h"
+#include "kernels/bf16_dot.h"
 
 namespace fbt::apps {
 namespace {
@@ -53,6 +54,7 @@ struct Info {
         const BuildFacts facts = build_facts();
         std::vector<std::string> presets;
         for (const auto& [name, text] : embedded_presets()) presets.push_back(name);
+        const std::string bf16 = kernels::cpu::dot_kernels().front().name;
         console.line("fbt " + facts.version);
         console.line("devices    " + joined(tensor::device_names()));
         if (tensor::device_names().back() != "ref")
@@ -60,6 +62,7 @@ struct Info {
                          tensor::cuda_device().description);
         console.line("threads    " + std::to_string(context.threads()));
         console.line("cpu uses   " + joined(cpu_features()));
+        console.line("bf16 uses  " + bf16);
         console.line("built by   " + facts.compiler + ", " + facts.type + ", -march=" + facts.arch);
         if (!facts.sanitizers.empty()) console.line("sanitizers " + facts.sanitizers);
         console.line("presets    " + joined(presets));
@@ -68,6 +71,7 @@ struct Info {
                         {"cuda", tensor::cuda_device().description},
                         {"threads", context.threads()},
                         {"cpu_features", cpu_features()},
+                        {"cpu_bf16", bf16},
                         {"compiler", facts.compiler},
                         {"build_type", facts.type},
                         {"march", facts.arch},

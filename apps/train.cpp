@@ -435,9 +435,11 @@ int Train::run() {
                         ", but there are sequences of " + std::to_string(longest) +
                         " tokens; raise it, or lower the " +
                         (corpus.is_text() ? "--context" : "--length"));
-    const engine::MemoryPlan plan = engine::plan_memory(model_, train_, dtype);
-    // The device before the folder: where it cannot do what is asked, nothing is left behind.
+    // The device and the plan before the folder: where they cannot do what is asked, nothing is
+    // left behind.
     tensor::Context context = machine_.context();
+    core::Model model(context, model_, dtype);
+    const engine::MemoryPlan plan = engine::plan_memory(model, train_);
     context.arena()->set_plan(engine::to_string(plan));
     context.set_fast_matmul(train_.fast_matmul);
     context.set_fast_matmul(false);  // until a step wants it
@@ -449,7 +451,6 @@ int Train::run() {
                     "cannot make the folder " + out_ + ": " + error.message());
     if (corpus.is_text()) tokenizer_ = corpus.tokenizer().save(out_);
 
-    core::Model model(context, model_, dtype);
     describe(console, plan);
     console.line(format("%s parameters on %s, %d threads",
                         short_count(double(model.parameters().count())).c_str(),

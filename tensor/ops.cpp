@@ -133,15 +133,20 @@ void with_fast_dtype(const char* op, const Tensor& t, F&& call) {
 }  // namespace
 #endif
 
+int64_t matmul_packed_size(Context& context, int64_t N, int64_t K, DType dtype) {
+    const Tensor of_dtype = Tensor::empty(context, {0}, dtype);
+    return FBT_DISPATCH(of_dtype, matmul_packed_size, N, K);
+}
+
 void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype) {
     expect_rank("matmul_pack", "w", w, 2);
     expect("matmul_pack", "w", w, w.shape(), accumulate_dtype(dtype));
     packed.N = w.dim(transposed ? 1 : 0);
     packed.K = w.dim(transposed ? 0 : 1);
     Tensor& data = packed.data;
-    if (!data.defined() || data.dtype() != dtype) data = Tensor::empty(w.context(), {0}, dtype);
-    const int64_t size = FBT_DISPATCH(data, matmul_packed_size, packed.N, packed.K);
-    if (data.numel() != size) data = Tensor::empty(w.context(), {size}, dtype);
+    const int64_t size = matmul_packed_size(w.context(), packed.N, packed.K, dtype);
+    if (!data.defined() || data.dtype() != dtype || data.numel() != size)
+        data = Tensor::empty(w.context(), {size}, dtype);
     FBT_DISPATCH(data, matmul_pack, data.data<T>(), w.data<A>(), packed.N, packed.K, transposed, s);
 }
 

@@ -22,6 +22,7 @@ struct PackedMatrix {
     Tensor data;
     int64_t N = 0, K = 0;
 };
+int64_t matmul_packed_size(Context& context, int64_t N, int64_t K, DType dtype);  // elements
 // Packs w [N,K], or, transposed, w [K,N], for products in `dtype`; w has its accumulate dtype.
 // Reuses `packed`'s memory when the sizes agree.
 void matmul_pack(PackedMatrix& packed, const Tensor& w, bool transposed, DType dtype);

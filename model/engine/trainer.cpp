@@ -3,57 +3,174 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 
 namespace fbt::model::engine {
 
 using tensor::Error;
 using tensor::ErrorKind;
 
-MemoryPlan plan_memory(const core::Config& m, const TrainConfig& config, tensor::DType dtype) {
-    // In double: settings far beyond any memory must not wrap around to a plan that fits.
-    const double size = double(tensor::size_of(dtype)), D = m.dim, F = m.ffn_dim, L = m.layers,
-                 V = m.vocab_size, HC = double(m.heads) * m.head_dim,
-                 GC = double(m.kv_heads) * m.head_dim;
-    const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
-    const double matrices =
-        V * D + 2 * D * D + L * (2 * D * HC + 2 * D * GC + D * m.heads + 3 * D * F);
-    MemoryPlan plan;
-    // Value, gradient and moments in the accumulate dtype; packed twice.
-    plan.parameters =
-        bytes(matrices * (4 * tensor::size_of(tensor::accumulate_dtype(dtype)) + 2 * size));
+namespace {
 
-    // What the rules of one block keep for each row, and what a block must keep when it is run
-    // again on the way back: its input and its own keys and values.
-    const double block = 7 * D + 4 * HC + 4 * GC + 3 * F + 2.0 * m.heads, kept = D + 2 * GC;
-    const int K = config.schedule.max_passes();
-    const double tokens = double(config.tokens_per_step), rows = tokens * K;  // prefixes all short
-    const double joined = K > 1 ? 2 * GC : 0;                        // a later pass's store
-    const double outside = rows * 6 * D + autograd::kLogitRows * V;  // fusion, head
-    plan.activations = bytes(size * (outside + rows * L * (block + joined)));
-    plan.recomputed = bytes(size * (outside + rows * L * kept + 2 * tokens * (block + joined)));
-    if (config.memory_budget > 0) {
-        plan.recompute = plan.parameters + plan.activations > config.memory_budget;
-        if (plan.recompute && plan.parameters + plan.recomputed > config.memory_budget)
-            throw Error(ErrorKind::usage,
-                        "memory-budget of " + std::to_string(config.memory_budget >> 20) +
-                            " MiB is too small: " +
-                            std::to_string((plan.parameters + plan.recomputed) >> 20) +
-                            " MiB are needed with recomputation; lower tokens-per-step");
+// Bytes that a step's tensors take beside the parameters; kernels' scratch is left out. What is
+// kept follows nn/block.cpp and core/objective.cpp, op by op; what the way back adds, the rules in
+// autograd/ops.cpp. In double: settings far beyond any memory must not wrap around to a plan that
+// fits.
+class StepMemory {
+  public:
+    StepMemory(const core::Config& m, tensor::DType dtype, const TrainConfig& config)
+        : t(double(tensor::size_of(dtype))),
+          a(double(tensor::size_of(tensor::accumulate_dtype(dtype)))),
+          D(m.dim),
+          F(m.ffn_dim),
+          L(m.layers),
+          V(m.vocab_size),
+          H(m.heads),
+          G(m.kv_heads),
+          HC(H * m.head_dim),
+          GC(G * m.head_dim),
+          rope(double(m.context) * m.head_dim * a),
+          passes(config.schedule.max_passes()),
+          rows(double(config.tokens_per_step)) {
+        const double T = std::min(double(m.context), rows);
+        suffix = config.mixin ? std::min(rows, rows / 2 + 5 * std::sqrt(rows * T / 12)) : rows;
     }
+
+    double peak(bool recompute) const {
+        const double kept = recompute ? outputs() : block();
+        double held = rope + rows * (plain_input() + L * kept + head());
+        held += (passes - 1) *
+                (suffix * (fused_input() + L * kept + head()) + (recompute ? 0 : L * store()));
+        // The last pass's classifier still has its logits.
+        const double last = passes > 1 ? suffix : rows;
+        double peak = held + std::min(last, double(autograd::kLogitRows)) * V * t;
+        // The way back. The first pass to be walked leaves gradients for pass 1: of its keys and
+        // values, layer by layer, and of its states.
+        for (int k = passes; k >= 1; --k) {
+            const double n = k > 1 ? suffix : rows, joined = k > 1 ? store() : 0;
+            const bool leaves = k > 1 && k == passes;
+            const double again = recompute ? n * block() + joined : 0;
+            const double change = (leaves ? store_gradient() : 0) -  // by walking one block
+                                  (recompute ? n * kept : n * kept + joined);
+            held -= n * head();
+            const double most = held + std::max(0.0, (L - 1) * change) + again;
+            peak = std::max({peak, most + n * at_swiglu(recompute),
+                             most + n * at_attention(recompute) + store_gradient()});
+            if (k > 1)
+                peak = std::max(
+                    peak, most + n * at_join(recompute) + 1.5 * store_gradient() - 0.5 * store());
+            held += L * change - n * (k > 1 ? fused_input() : plain_input());
+            if (leaves) held += rows * D * t;
+        }
+        return peak;
+    }
+
+  private:
+    // Of one row:
+    double block() const {
+        return D * t + a             // rmsnorm: y, rstd
+               + 2 * HC * t + H * a  // q as projected; rotated, rstd
+               + 2 * GC * t + G * a  // k, too
+               + GC * t              // v
+               + HC * t + H * a      // attention: o, lse
+               + H * t + HC * t      // its gate; o gated
+               + D * t               // and projected
+               + D * t + a           // residual_rmsnorm: y, rstd
+               + D * t + a           // rmsnorm: y, rstd
+               + 3 * F * t           // gate, up, silu(gate) * up
+               + D * t               // down
+               + D * t + a;          // residual_rmsnorm: y, rstd
+    }
+    double outputs() const { return D * t + 2 * GC * t; }  // of a block: y, own k and v
+    double plain_input() const {
+        return 2 * D * t + a  // embedding; rmsnorm: y, rstd
+               + 2 * 4;       // tokens, positions
+    }
+    double fused_input() const {
+        return D * t                     // carried state
+               + 3 * D * t               // its and the token's projection, their fusion; or, of a
+                                         // concatenation, both and their projection
+               + 2 * 8                   // where the carried and the own rows lie
+               + D * t + plain_input();  // token's embedding, normed
+    }
+    double head() const {
+        return 2 * D * t + a  // rmsnorm: h, rstd; dh
+               + 2 * a;       // ce, lse
+    }
+    // At a block's rules of swiglu and of attention: the gradients under way, less what the rules
+    // walked before them let go, the block's output included, unless that was computed again.
+    double at_swiglu(bool recompute) const {
+        return D * t + 3 * F * t  // of the residual; of the product, gate and up
+               - D * t            // down
+               - (recompute ? 0 : D * t);
+    }
+    double at_attention(bool recompute) const {
+        return 2 * D * t + 2 * HC * t + H * a          // of residual, normed x, o, q; delta
+               - (4 * D + 3 * F + HC + H) * t - 3 * a  // from down to the gate
+               - (recompute ? 0 : D * t);
+    }
+    // At the join of the keys, after that of the values: o, lse, delta, the gradient of o and the
+    // joined values are gone, gradients of own and of pass 1's rows have come.
+    double at_join(bool recompute) const {
+        return at_attention(recompute) - 2 * HC * t - 2 * H * a + 2 * GC * a;
+    }
+    // The keys and values of all rows in one layer, which each later pass joins anew; and their
+    // gradients.
+    double store() const { return rows * 2 * GC * t; }
+    double store_gradient() const { return rows * 2 * GC * a; }
+
+    double t, a;  // sizes of the dtype and of its accumulate dtype
+    double D, F, L, V, H, G, HC, GC, rope;
+    int passes;
+    double rows, suffix = 0;  // of pass 1, of a later pass
+};
+
+std::string mib(int64_t bytes) {  // rounded up, to be enough as a budget
+    return std::to_string((bytes >> 20) + (bytes % (1 << 20) != 0)) + " MiB";
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(core::Model& model, const TrainConfig& config) {
+    const StepMemory step(model.config(), model.dtype(), config);
+    const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
+    MemoryPlan plan;
+    plan.activations = bytes(step.peak(false));
+    plan.recomputed = bytes(step.peak(true));
+    const int64_t master = int64_t(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
+    plan.parameters = 4 * master * model.parameters().count();  // value, gradient, moments
+    const int64_t budget = config.memory_budget;
+    const auto too_much = [&](int64_t activations) {
+        return budget > 0 && activations > budget - plan.parameters;
+    };
+    // Finding a layout tries its product; where the rest is too much already, padding is left out.
+    const bool padded = !too_much(plan.recomputed);
+    const auto packed = [&](int64_t N, int64_t K) {
+        return padded ? tensor::matmul_packed_size(model.context(), N, K, model.dtype()) : N * K;
+    };
+    for (const nn::Parameter& p : model.parameters().all()) {
+        if (p.role() == nn::Role::gain) continue;
+        const int64_t N = p.shape()[0], K = p.shape()[1];
+        plan.parameters += (packed(N, K) + packed(K, N)) * int64_t(tensor::size_of(model.dtype()));
+    }
+    plan.recompute = too_much(plan.activations);
+    if (too_much(plan.recomputed))
+        throw Error(ErrorKind::usage,
+                    "--memory-budget is " + mib(budget) + ", but a step takes at least " +
+                        mib(plan.parameters + plan.activations) + ", or " +
+                        mib(plan.parameters + plan.recomputed) +
+                        " with every block recomputed, of which the parameters' " +
+                        mib(plan.parameters) + " do not depend on --tokens-per-step; raise the " +
+                        "budget, lower --tokens-per-step, or take a smaller model");
     return plan;
 }
 
 std::string to_string(const MemoryPlan& plan) {
-    const auto mib = [](int64_t bytes) {
-        char text[32];
-        std::snprintf(text, sizeof text, "%.1f MiB", double(bytes) / (1 << 20));
-        return std::string(text);
-    };
-    return "parameters, gradients and moments " + mib(plan.parameters) + ", activations " +
-           mib(plan.recompute ? plan.recomputed : plan.activations) +
-           (plan.recompute ? " (every block recomputed; " + mib(plan.activations) + " without)"
-                           : "");
+    const int64_t without = plan.parameters + plan.activations,
+                  with = plan.parameters + plan.recomputed;
+    return mib(plan.recompute ? with : without) + ", of which parameters, gradients and moments " +
+           mib(plan.parameters) +
+           (plan.recompute ? "; every block is recomputed, without that " + mib(without)
+                           : "; with every block recomputed " + mib(with));
 }
 
 namespace {

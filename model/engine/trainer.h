@@ -31,16 +31,19 @@ struct TrainConfig {
     int max_skipped = 10;       // non-finite steps in a row before giving up
 };
 
-// What one step needs, before anything is allocated.
+// What one step needs, before anything is allocated: bytes in use at its peak. Within a tenth of
+// the truth where every step has the schedule's most passes, tokens_per_step tokens and no mixin.
+// With mixin a feedback pass of S sequences of T tokens computes S*T/2 rows, give or take
+// T*sqrt(S/12); planned are five of these deviations more, S*T at most.
 struct MemoryPlan {
-    int64_t parameters = 0;   // bytes: master, gradient, packed copies, moments
-    int64_t activations = 0;  // bytes at the schedule's largest pass count, nothing recomputed
+    int64_t parameters = 0;   // master, gradient, moments, packed copies
+    int64_t activations = 0;  // the rest, nothing recomputed
     int64_t recomputed = 0;   // the same with every block recomputed
     bool recompute = false;   // the choice
 };
 std::string to_string(const MemoryPlan& plan);
-// Throws usage when even recomputation does not hold the budget.
-MemoryPlan plan_memory(const core::Config& model, const TrainConfig& config, tensor::DType dtype);
+// The model needs no values yet. Throws usage when even recomputation does not hold the budget.
+MemoryPlan plan_memory(core::Model& model, const TrainConfig& config);
 
 struct StepReport {
     int64_t step = 0;  // updates done, this one included

@@ -5,6 +5,7 @@
 
 #include "apps/console.h"
 #include "apps/settings.h"
+#include "kernels/bf16_dot.h"
 #include "model/core/config.h"
 #include "model/data/tasks.h"
 #include "tests/apps/program.h"
@@ -41,6 +42,9 @@ TEST(Usage, JsonIsAloneOnStdout) {
     const json info = json::parse(fbt({"info", "--json"}).out);
     EXPECT_EQ(info["presets"], json({"paper-1b", "parity", "quickstart"}));
     EXPECT_EQ(info["devices"][0], "cpu");
+    const std::string bf16 = info["cpu_bf16"];
+    EXPECT_EQ(bf16, kernels::cpu::dot_kernels().front().name);
+    EXPECT_NE(fbt({"info"}).out.find("bf16 uses  " + bf16 + "\n"), std::string::npos);
     const Workplace w;
     const Result train = fbt(w.train("run", {"--steps", "2", "--json"}));
     EXPECT_EQ(json::parse(train.out)["finished"], true);
@@ -73,6 +77,22 @@ TEST(Usage, TrainFlags) {
         failed(fbt({"train", "--preset", "paper-1b", "--data", w / "data", "--out", w / "run"}), 2,
                {"100352", "257"}));
     EXPECT_FALSE(fs::exists(w / "run")) << "a refused run leaves nothing";
+}
+
+TEST(Usage, MemoryBudget) {
+    const TemporaryFolder folder;
+    const auto train = [&](const char* mib) {
+        return fbt({"train", "--preset", "parity", "--steps", "1", "--eval-sequences", "1",
+                    "--memory-budget", mib, "--out", folder / "run"});
+    };
+    EXPECT_TRUE(failed(train("1"), 2,
+                       {"--memory-budget is 1 MiB", "44 MiB", "21 MiB with every block recomputed",
+                        "raise the budget", "lower --tokens-per-step"}));
+    EXPECT_FALSE(fs::exists(folder / "run")) << "a refused run leaves nothing";
+    const Result held = train("30");
+    EXPECT_EQ(held.code, 0) << held.err;
+    EXPECT_NE(held.out.find("memory plan: 21 MiB"), std::string::npos) << held.out;
+    EXPECT_NE(held.out.find("every block is recomputed, without that 44 MiB"), std::string::npos);
 }
 
 TEST(Usage, LengthsOfTasks) {

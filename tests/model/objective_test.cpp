@@ -2,6 +2,7 @@
 // the whole, thread count, recomputation.
 #include <algorithm>
 
+#include "nn/optimizer.h"
 #include "tests/model/model_test.h"
 
 namespace fbt::tests {
@@ -20,9 +21,13 @@ class OwnRows : public nn::KeyValueStore {
     void keep(int, const nn::KeyValues&) override {}
 };
 
+// Returns the loss; `states` becomes each pass's [N*D].
 double whole_objective(Model& model, Tape& tape, const Batch& batch, const PassPlan& plan,
-                       double lambda, double z_weight) {
+                       double lambda, double z_weight,
+                       std::vector<std::vector<double>>* states = nullptr) {
     Context& c = model.context();
+    const DType a = tensor::accumulate_dtype(model.dtype());
+    if (states) states->assign(size_t(plan.passes), {});
     const auto index = [&](int64_t first, int64_t count) {
         std::vector<int64_t> v(count);
         for (int64_t i = 0; i < count; ++i) v[i] = first + i;
@@ -50,9 +55,8 @@ double whole_objective(Model& model, Tape& tape, const Batch& batch, const PassP
                 tensor::CarryNoise noise;
                 if (!plan.noise.empty()) {
                     const double* from = plan.noise[k - 1].data() + (offset + p - 1) * D;
-                    noise.given =
-                        Tensor::from_double(c, std::vector<double>(from, from + int64_t(T - p) * D),
-                                            {T - p, D}, model.dtype());
+                    noise.given = Tensor::from_double(
+                        c, std::vector<double>(from, from + int64_t(T - p) * D), {T - p, D}, a);
                 }
                 const Var carried = autograd::carry(tape, {}, h, index(p - 1, T - p), noise);
                 const Var fused = model.fuse(
@@ -63,10 +67,14 @@ double whole_objective(Model& model, Tape& tape, const Batch& batch, const PassP
                                         index(p, T - p));
             }
             h = model.stack(tape, u, spans, std::make_shared<OwnRows>());
+            if (states) {
+                const std::vector<double> rows = h.value().to_double();
+                (*states)[k].insert((*states)[k].end(), rows.begin(), rows.end());
+            }
             const double w = (k == 0 ? 1 : lambda / (K - 1)) / double(counted);
-            const auto out = model.classify(
-                tape, h, Tensor::from(c, targets, {T}),
-                Tensor::from_double(c, std::vector<double>(T, w), {T}, model.dtype()), z_weight);
+            const auto out =
+                model.classify(tape, h, Tensor::from(c, targets, {T}),
+                               Tensor::from_double(c, std::vector<double>(T, w), {T}, a), z_weight);
             const std::vector<double> ce = out.ce.to_double(), lse = out.lse.to_double();
             for (int t = 0; t < T; ++t)
                 if (targets[t] >= 0) total += w * (ce[t] + z_weight * lse[t] * lse[t]);
@@ -121,6 +129,30 @@ TEST(Objective, PrefixSharingEqualsWholeEvaluation) {
         }
 }
 
+// Forward, sharing is exact: by the row rule no state changes a bit.
+TEST(Objective, PrefixSharingKeepsEveryBitOfTheStates) {
+    Context c("cpu", 2);
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        Model model(c, small_config(), dtype);
+        randomise(model, false);
+        const Batch batch = random_batch({9, 1, 150}, model.config().vocab_size, 5);
+        PassPlan plan;
+        plan.passes = 3;
+        plan.plain = {{4, 1, 80}, {1, 1, 7}};
+        for (int k = 0; k < 2; ++k)
+            plan.noise.push_back(
+                normal<double>(batch.tokens.size() * size_t(model.config().dim), 40 + k, 0.02));
+        Tape tape(false);
+        const Objective shared = objective(model, tape, batch, plan, {.keep_states = true});
+        std::vector<std::vector<double>> whole;
+        const double total = whole_objective(model, tape, batch, plan, 1, 0, &whole);
+        EXPECT_NEAR(shared.total, total, 1e-12 * total);  // the same terms, another order
+        for (int k = 0; k < 3; ++k)
+            EXPECT_TRUE(same_bits(shared.states[k].to_double(), whole[k]))
+                << tensor::name_of(dtype) << ", pass " << k + 1;
+    }
+}
+
 // d total / d parameter along random directions, by central differences. h = 1e-5 and an O(1)
 // third derivative leave about 1e-9 of truncation and 1e-11 of rounding.
 TEST(Objective, GradientsEqualFiniteDifferences) {
@@ -165,29 +197,34 @@ TEST(Objective, GradientsEqualFiniteDifferences) {
     }
 }
 
-// f32 on the cpu, all sequences longer than several key splits.
+// A training step on the cpu: some sequences longer than several key splits, and more rows than
+// one chunk of a weight gradient sums.
 struct Step {
     Objective objective;
-    std::vector<std::vector<double>> gradients;
+    std::vector<std::vector<double>> numbers;  // gradients, updated weights, states
 };
 
-Step cpu_step(int threads, bool recompute) {
+Step cpu_step(DType dtype, int passes, int threads, bool recompute) {
     Context c("cpu", threads);
     const Config config = small_config();
-    Model model(c, config, DType::f32);
+    Model model(c, config, dtype);
     randomise(model, true);
-    const Batch batch = random_batch({200, 77, 3}, config.vocab_size, 21);
+    nn::AdamW optimizer(model.parameters(), {});
+    const Batch batch = random_batch({400, 77, 150, 3}, config.vocab_size, 21);
     PassPlan plan;
-    plan.passes = 3;
-    plan.plain = draw_prefixes(batch, 3, true, 1, 2);
+    plan.passes = passes;
+    plan.plain = draw_prefixes(batch, passes, true, 1, 2);
     plan.jitter = 0.02;
     Tape tape(true);
     Step step{objective(model, tape, batch, plan, {.recompute = recompute, .keep_states = true}),
               {}};
     tape.backward();
-    step.gradients = gradients(model);
+    step.numbers = gradients(model);
+    optimizer.step(1e-2, optimizer.gradient_norm());
+    for (nn::Parameter& p : model.parameters().all())
+        step.numbers.push_back(p.weight().value.to_double());
     for (Tensor& t : step.objective.states)  // the context goes away
-        step.gradients.push_back(t.to_double());
+        step.numbers.push_back(t.to_double());
     step.objective.states.clear();
     return step;
 }
@@ -195,17 +232,28 @@ Step cpu_step(int threads, bool recompute) {
 void expect_same(const Step& a, const Step& b) {
     EXPECT_EQ(a.objective.total, b.objective.total);
     EXPECT_EQ(a.objective.pass_loss, b.objective.pass_loss);
-    ASSERT_EQ(a.gradients.size(), b.gradients.size());
-    for (size_t i = 0; i < a.gradients.size(); ++i)
-        EXPECT_TRUE(same_bits(a.gradients[i], b.gradients[i])) << i;
+    ASSERT_EQ(a.numbers.size(), b.numbers.size());
+    for (size_t i = 0; i < a.numbers.size(); ++i)
+        EXPECT_TRUE(same_bits(a.numbers[i], b.numbers[i])) << i;
 }
 
-TEST(Objective, DoesNotDependOnTheThreadCount) {
-    expect_same(cpu_step(1, false), cpu_step(2, false));
+class TrainingStep : public testing::TestWithParam<DType> {};
+
+TEST_P(TrainingStep, DoesNotDependOnTheThreadCount) {
+    const Step one = cpu_step(GetParam(), 3, 1, false);
+    for (int threads : {2, 3, 5}) {
+        SCOPED_TRACE(threads);
+        expect_same(cpu_step(GetParam(), 3, threads, false), one);
+    }
 }
-TEST(Objective, DoesNotDependOnRecomputation) {
-    expect_same(cpu_step(2, false), cpu_step(2, true));
+TEST_P(TrainingStep, DoesNotDependOnRecomputation) {
+    for (int passes : {1, 3}) {
+        SCOPED_TRACE(passes);
+        expect_same(cpu_step(GetParam(), passes, 2, false), cpu_step(GetParam(), passes, 2, true));
+    }
 }
+INSTANTIATE_TEST_SUITE_P(Dtypes, TrainingStep, testing::Values(DType::f32, DType::bf16),
+                         [](const auto& info) { return tensor::name_of(info.param); });
 
 TEST(Objective, FusionHasNoGradientPathWithOnePass) {
     Context c("ref", 1);
