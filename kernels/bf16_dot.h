@@ -15,7 +15,7 @@ inline constexpr int kDotDepth = 32, kDotColumns = 16;
 constexpr int64_t dot_depth(int64_t K) { return ceil_div(K, kDotDepth) * kDotDepth; }
 
 // out[r,c] = (add ? out[r,c] : 0) + sum_k a[r,k]*b[k,c]    r < rows, c < 16*panels
-//   stride  of rows of out; panel: of panels of b, in elements; aligned to 64 bytes, as a and b are
+//   stride  of rows of out; panel: of panels of b, in elements
 //   rows    1 to DotKernel::rows; a has that many all the same, and out room for them
 //   panels  1 to DotKernel::panels
 // An element is one chain of sums over ascending k, the same whatever row and panel it stands in,
