@@ -21,7 +21,7 @@ namespace {
 constexpr int kRows = 128;  // rows of a tile
 constexpr int kStep = 8;    // rows or keys that are handled at once
 // Rows and panels of 16 columns whose sums are in registers at once.
-#if defined(__AVX512F__)
+#if defined(__AVX512VL__)
 constexpr int kTileRows = kStep, kTilePanels = 2;
 #else
 constexpr int kTileRows = kStep / 2, kTilePanels = 1;

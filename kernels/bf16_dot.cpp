@@ -32,7 +32,7 @@ constexpr auto tile_table() {
 
 // ------------------------------------------------------- fma: whatever vectors the compiler has
 
-#if defined(__AVX512F__)
+#if defined(__AVX512VL__)
 constexpr int kFmaRows = 6, kFmaPanels = 4;
 #else
 constexpr int kFmaRows = 6, kFmaPanels = 1;

@@ -11,7 +11,7 @@ namespace {
 // A tile of sums, kTileRows rows by kTilePanels panels of 16 columns, must leave registers for the
 // operands: AVX-512 has 32 registers of one Vec each, AVX2 has 16 of half a Vec each. Six rows of x
 // are as many as the compiler can point to without spilling pointers.
-#if defined(__AVX512F__)
+#if defined(__AVX512VL__)
 constexpr int kTileRows = 6, kTilePanels = 4, kWidePanels = 8;
 #else
 constexpr int kTileRows = 6, kTilePanels = 1, kWidePanels = 2;

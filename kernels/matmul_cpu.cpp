@@ -18,7 +18,7 @@ namespace {
 // Sums over rows for dw: rows in one chunk, columns of x copied at once (256 KB of stack, which
 // stay in the L2 cache), rows of dw in one strip and panels of its columns in one tile.
 constexpr int64_t kDwChunk = 256, kDwColumns = 256;
-#if defined(__AVX512F__)
+#if defined(__AVX512VL__)
 constexpr int kDwRows = 12, kDwPanels = 2;
 #else
 constexpr int kDwRows = 6, kDwPanels = 1;

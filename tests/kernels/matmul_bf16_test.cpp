@@ -8,6 +8,10 @@
 #include "kernels/matmul.h"
 #include "tests/kernels/kernel_test.h"
 
+namespace fbt::kernels::cpu {
+static void PrintTo(const DotKernel& kernel, std::ostream* out) { *out << kernel.name; }
+}  // namespace fbt::kernels::cpu
+
 namespace fbt::tests {
 namespace {
 
