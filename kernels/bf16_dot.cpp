@@ -79,6 +79,9 @@ void fma_multiply(float* out, int64_t stride, const bf16* a, const bf16* b, int6
 
 constexpr int kAvx512Rows = 6, kAvx512Panels = 4;  // 24 sums, 4 of b, 1 of a: 29 of 32 registers
 
+// A pair of bf16 as the instruction broadcasts it.
+using Pair [[gnu::may_alias]] = int;
+
 template <int R, int P>
 struct Avx512Tile {
     [[gnu::target("avx512f,avx512bw,avx512bf16")]] static void run(float* out, int64_t stride,
@@ -91,7 +94,7 @@ struct Avx512Tile {
                 sum[r][p] =
                     add ? _mm512_loadu_ps(out + r * stride + p * kDotColumns) : _mm512_setzero_ps();
         for (int64_t block = 0; block < depth; block += kDotDepth) {
-            const auto* pairs = reinterpret_cast<const int*>(a + block * kAvx512Rows);
+            const auto* pairs = reinterpret_cast<const Pair*>(a + block * kAvx512Rows);
 #pragma GCC unroll 4
             for (int k = 0; k < kDotDepth / 2; ++k) {
                 __m512i v[P];
