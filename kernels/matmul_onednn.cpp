@@ -134,7 +134,10 @@ bool OneDnnMatmul::Plan::make() {
         if (!make_product(parts[i], kRows[i], any(width)) ||
             !make_product(last_part[i], kRows[i], any(last)))
             return true;
-    part = width;
+    // Parts can lie in the whole's weights only where these are the parts', one after the other.
+    const size_t of_parts = size_t(ceil_div(N, width) - 1) * parts[kFewRows].weights.get_size() +
+                            last_part[kFewRows].weights.get_size();
+    if (of_parts == packed.get_size()) part = width;
     return true;
 }
 
@@ -241,7 +244,7 @@ Status OneDnnMatmul::forward(std::span<const Output> outputs, const float* x, in
                 p.run(item.size, y, x + item.row * p.K, item.output->packed);
             else
                 p.run_part(item.size, item.part, y, x + item.row * p.K, item.output->packed);
-        } catch (const dnnl::error&) {
+        } catch (const std::exception&) {  // of oneDNN, or no memory
             failed = true;
         }
     };
