@@ -24,6 +24,7 @@ class Threads {
 
 OneDnnMatmul::OneDnnMatmul(int64_t M, int64_t N, int64_t K, DType dtype)
     : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), M_(M), N_(N), K_(K), dtype_(dtype) {
+    dnnl::set_primitive_cache_capacity(0);  // it does not tell numbers of threads apart
     packed_ =
         description(omp_get_num_procs(), {{K, N}, dtype, memory::format_tag::any}).weights_desc();
 }
