@@ -29,6 +29,7 @@ struct DotKernel {
     DotTile multiply;
 };
 
+// No kernel's tile is larger.
 inline constexpr int kDotMaxRows = 32, kDotMaxPanels = 4;
 
 // The kernels that this processor runs, fastest first. The last needs nothing.

@@ -281,6 +281,10 @@ const Problem<double> kProblems[] = {
     {4, 1, 64, 70, {200}},
 };
 
+template <class T>
+class AttentionStored : public testing::Test {};
+TYPED_TEST_SUITE(AttentionStored, Storage);
+
 TEST(Attention, RefIsTheFormula) {
     for (const Problem<double>& p : kProblems) {
         const auto got = forward<Ref>(p, whole(p), Store::contiguous, kOneThread), want = naive(p);
@@ -323,8 +327,8 @@ testing::AssertionResult close_rounded(const std::vector<T>& got, const std::vec
     return close(got, want, (1 + u) * tolerance, u);
 }
 
-template <class T>
-void cpu_matches_ref() {
+TYPED_TEST(AttentionStored, CpuMatchesRef) {
+    using T = TypeParam;
     for (const Problem<double>& problem : kProblems)
         for (const Store store : {Store::contiguous, Store::paged}) {
             const auto pt = problem.as<T>();
@@ -348,8 +352,6 @@ void cpu_matches_ref() {
             EXPECT_TRUE(close(dgot.dv, dwant.dv, tolerance.dv()));
         }
 }
-TEST(Attention, CpuMatchesRef) { cpu_matches_ref<float>(); }
-TEST(Attention, CpuMatchesRefInBf16) { cpu_matches_ref<bf16>(); }
 
 // A suffix [first, T) over a stored prefix, as in a feedback pass.
 TEST(Attention, GradientsOfSuffixes) {
@@ -383,8 +385,8 @@ TEST(Attention, GradientsOfSuffixes) {
 }
 
 // Threads share heads or, where these are few, the rows and keys of each.
-template <class T>
-void results_do_not_depend_on_threads() {
+TYPED_TEST(AttentionStored, ResultsDoNotDependOnThreads) {
+    using T = TypeParam;
     for (const Problem<T>& p :
          {Problem<T>(4, 2, 20, 70, {193, 37, 130}), Problem<T>(2, 1, 34, 0, {330})}) {
         const Call<T> call(p, whole(p), Store::contiguous);
@@ -402,14 +404,10 @@ void results_do_not_depend_on_threads() {
         }
     }
 }
-TEST(Attention, ResultsDoNotDependOnThreads) {
-    results_do_not_depend_on_threads<float>();
-    results_do_not_depend_on_threads<bf16>();
-}
 
 // The row rule. Windows that start inside a split, at one, and none at all.
-template <class T>
-void rows_have_the_same_bits_in_every_call() {
+TYPED_TEST(AttentionStored, RowsHaveTheSameBitsInEveryCall) {
+    using T = TypeParam;
     const int length = 3 * kKeyBlock + 1;
     for (const int window : {0, 1, 64, 70, 150})
         for (const auto [H, G, C] :
@@ -451,15 +449,11 @@ void rows_have_the_same_bits_in_every_call() {
             }
         }
 }
-TEST(Attention, RowsHaveTheSameBitsInEveryCall) { rows_have_the_same_bits_in_every_call<float>(); }
-TEST(Attention, RowsHaveTheSameBitsInEveryCallInBf16) {
-    rows_have_the_same_bits_in_every_call<bf16>();
-}
 
 // What a row does not see cannot touch it, nor can the row touch that: not even infinities, or NaN,
 // in its tile.
-template <class T>
-void the_unseen_counts_for_nothing() {
+TYPED_TEST(AttentionStored, TheUnseenCountsForNothing) {
+    using T = TypeParam;
     const Problem<T> p(4, 2, 20, 30, {100});
     const Call<T> call(p, whole(p), Store::contiguous);
     const auto want = forward<Cpu>(p, whole(p), Store::contiguous, kOneThread);
@@ -492,10 +486,6 @@ void the_unseen_counts_for_nothing() {
             EXPECT_EQ(dgot.dv[size_t(at)], dwant.dv[size_t(at)]) << s;
         }
     }
-}
-TEST(Attention, TheUnseenCountsForNothing) {
-    the_unseen_counts_for_nothing<float>();
-    the_unseen_counts_for_nothing<bf16>();
 }
 
 TEST(Attention, RejectsImpossibleShapes) {

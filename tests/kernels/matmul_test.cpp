@@ -172,9 +172,13 @@ TEST_P(MatmulForward, RowsHaveTheSameBitsInEveryCall) {
     }
 }
 
-// Products with several weights at once: whole tiles, parts of one, and one narrower than a vector.
 template <class T>
-void expect_each_as_one_by_one() {
+class MatmulStored : public testing::Test {};
+TYPED_TEST_SUITE(MatmulStored, Storage);
+
+// Products with several weights at once: whole tiles, parts of one, and one narrower than a vector.
+TYPED_TEST(MatmulStored, EachOfSeveralProductsIsAsItIsAlone) {
+    using T = TypeParam;
     const int64_t widths[] = {130, 1, 64, 200, 37};
     for (const int64_t K : {int64_t(31), int64_t(128), int64_t(1601)}) {
         std::vector<std::vector<T>> packed;
@@ -213,10 +217,6 @@ void expect_each_as_one_by_one() {
                 }
             }
     }
-}
-TEST(Matmul, EachOfSeveralProductsIsAsItIsAlone) {
-    expect_each_as_one_by_one<float>();
-    expect_each_as_one_by_one<bf16>();
 }
 
 TEST(Matmul, RejectsImpossibleSizes) {
