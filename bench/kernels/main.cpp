@@ -37,7 +37,7 @@ std::vector<Op> ops_of(const Sizes& sizes) {
     Ops ops(sizes);
     for (const auto& add : {add_matmul, add_attention, add_rmsnorm, add_qk_norm_rope, add_swiglu,
                             add_gate, add_embedding, add_cross_entropy, add_carry, add_kv_store,
-                            add_elementwise, add_square_sum, add_adamw})
+                            add_elementwise, add_square_sum, add_adamw, add_normuon, add_sampling})
         add(ops);
     return std::move(ops.all);
 }

@@ -145,5 +145,7 @@ void add_kv_store(Ops& ops);
 void add_elementwise(Ops& ops);
 void add_square_sum(Ops& ops);
 void add_adamw(Ops& ops);
+void add_normuon(Ops& ops);
+void add_sampling(Ops& ops);
 
 }  // namespace fbt::bench
