@@ -207,10 +207,6 @@ int Generate::run() {
                            (sampled > 0 && r.tokens.back() == config.stop_token) ||
                            int(r.tokens.size()) >= loaded.model->config().context;
         any_interrupted = any_interrupted || !ended;
-        // An interrupted one has fed its last token already; the file's states end before that.
-        if (states_)
-            r.states.resize(std::max(size_t(r.prompt_length), r.tokens.size() - 1) *
-                            size_t(loaded.model->config().dim));
         file.notes.push_back(notes_of(r, loaded, !ended));
         const std::string finish = file.notes.back()["finish"].get<std::string>();
         const std::string name =

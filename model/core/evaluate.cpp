@@ -97,7 +97,7 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
             PagedStore::add_span(*out, pages[s], first, batch.lengths[s] - first);
         return out;
     };
-    for (size_t s = 0; s < S; ++s) store->reserve(pages[s], batch.lengths[s]);
+    for (size_t s = 0; s < S; ++s) store->reserve(pages[s], 0, batch.lengths[s]);
 
     std::vector<Sums> sums(passes);
     const Tensor h1 = advance(model, store, spans(0), batch.tokens);
@@ -219,7 +219,7 @@ InputScales input_scales(Model& model, const Batch& batch) {
     std::vector<PagedStore::Pages> pages(S);
     std::vector<int32_t> fused_tokens;
     for (size_t s = 0; s < S; ++s) {
-        store->reserve(pages[s], batch.lengths[s]);
+        store->reserve(pages[s], 0, batch.lengths[s]);
         PagedStore::add_span(*spans, pages[s], 0, batch.lengths[s]);
         for (int t = 1; t < batch.lengths[s]; ++t)
             fused_tokens.push_back(batch.tokens[whole.row(s, t)]);

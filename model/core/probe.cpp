@@ -66,7 +66,7 @@ void prefill_plain(Model& model, const Sequences& tokens, const std::vector<size
     for (size_t s : group) {
         PagedStore::Pages pages;
         const int T = int(tokens[s].size());
-        store->reserve(pages, T);
+        store->reserve(pages, 0, T);
         PagedStore::add_span(*spans, pages, 0, T);
         packed.insert(packed.end(), tokens[s].begin(), tokens[s].end());
         last.push_back(int64_t(packed.size()) - 1);

@@ -21,7 +21,7 @@ void Replay::next() {
     const int64_t n = int64_t(response_.size());
     // h_{t-1} for t = P..T-1: the prompt's last state, then the last pass's.
     const Tensor carried = passes_ == 0 ? Tensor() : hidden_.rows(prompt_length_ - 1, n);
-    const Tensor h = decoder_.rerun(id_, response_, carried);
+    const Tensor h = decoder_.rerun(id_, prompt_length_, response_, carried);
     hidden_.rows(prompt_length_, n).copy_from(h);
     ++passes_;
 }
@@ -36,7 +36,8 @@ Trace replay_recorded(Model& model, const std::vector<int32_t>& tokens, int prom
     hidden.rows(0, prompt_length).copy_from(head[0]);
     const Tensor carried = mode == Mode::standard ? Tensor() : states.rows(prompt_length - 1, n);
     hidden.rows(prompt_length, n)
-        .copy_from(decoder.rerun(id, {tokens.begin() + prompt_length, tokens.end()}, carried));
+        .copy_from(decoder.rerun(id, prompt_length, {tokens.begin() + prompt_length, tokens.end()},
+                                 carried));
     return trace_of(decoder, id, hidden);
 }
 

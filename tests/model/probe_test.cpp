@@ -74,7 +74,7 @@ TEST_F(QueryStreams, DepthsAreWhatTheBlocksGive) {
     auto spans = std::make_shared<SpanBatch>();
     for (int32_t T : lengths) {
         PagedStore::Pages pages;
-        store->reserve(pages, T);
+        store->reserve(pages, 0, T);
         PagedStore::add_span(*spans, pages, 0, T);
     }
     const Tensor without = advance(model, store, spans, tokens);

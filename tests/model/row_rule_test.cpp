@@ -35,14 +35,14 @@ class RowRule : public testing::TestWithParam<std::tuple<int, DType>> {  // thre
             std::vector<int32_t> ids;
             // Other sequences around ours, each from its own beginning in every call.
             const auto add_other = [&](size_t i) {
-                store->reserve(other_pages[i], others[i]);
+                store->reserve(other_pages[i], 0, others[i]);
                 PagedStore::add_span(*spans, other_pages[i], 0, others[i]);
                 const auto more = random_tokens(others[i], model.config().vocab_size, 50 + i);
                 ids.insert(ids.end(), more.begin(), more.end());
             };
             for (size_t i = 0; i < others.size() / 2; ++i) add_other(i);
             const int64_t row = int64_t(ids.size());
-            store->reserve(pages, end);
+            store->reserve(pages, first, end);
             PagedStore::add_span(*spans, pages, first, end - first);
             ids.insert(ids.end(), tokens.begin() + first, tokens.begin() + end);
             for (size_t i = others.size() / 2; i < others.size(); ++i) add_other(i);
@@ -52,8 +52,8 @@ class RowRule : public testing::TestWithParam<std::tuple<int, DType>> {  // thre
         }
         Trace trace{hidden, {}, {}};
         for (int l = 0; l < model.config().layers; ++l) {
-            trace.keys.push_back(store->read_keys(pages, l, T));
-            trace.values.push_back(store->read_values(pages, l, T));
+            trace.keys.push_back(store->read_keys(pages, l, 0, T));
+            trace.values.push_back(store->read_values(pages, l, 0, T));
         }
         return rows_of(trace);
     }
@@ -85,7 +85,7 @@ TEST_P(RowRule, ThreadsDoNotMatter) {
     auto store = std::make_shared<PagedStore>(same);
     auto spans = std::make_shared<SpanBatch>();
     PagedStore::Pages pages;
-    store->reserve(pages, T);
+    store->reserve(pages, 0, T);
     PagedStore::add_span(*spans, pages, 0, T);
     EXPECT_TRUE(same_bits(advance(same, store, spans, tokens).to_double(), here.hidden));
 }
@@ -210,7 +210,7 @@ TEST_P(RowRule, SoftDecodingDoesNotDependOnTheBatch) {
     }
     EXPECT_TRUE(same_bits(hidden, alone.hidden));
     // The fork did not write into the pages it shares.
-    const auto keys = decoder.store().read_keys(decoder.pages(ids[1]), 0, T).to_double();
+    const auto keys = decoder.store().read_keys(decoder.pages(ids[1]), 0, 0, T).to_double();
     EXPECT_TRUE(same_bits(keys, {alone.keys.begin(), alone.keys.begin() + int64_t(keys.size())}));
 }
 

@@ -1,0 +1,206 @@
+// The engine against one sequence at a time, by memcmp: random arrivals, cancellations, pages that
+// run out, cuts of prompts, shared prompts, continued rollouts.
+#include <cstring>
+#include <limits>
+
+#include "kernels/philox.h"
+#include "model/engine/engine.h"
+#include "tests/model/model_test.h"
+
+namespace fbt::tests {
+namespace {
+
+using namespace model::core;
+using namespace model::engine;
+using kernels::kKeyBlock;
+
+constexpr int kLongest = 90;  // sampled tokens
+
+Config tiny_config(Fusion fusion) {
+    Config c;
+    c.vocab_size = 11;
+    c.dim = 16;
+    c.layers = 2;
+    c.heads = 2;
+    c.kv_heads = 1;
+    c.head_dim = 8;
+    c.ffn_dim = 21;
+    c.context = 240;
+    c.window = 40;  // shorter than most prompts
+    c.full_attention_every = 2;
+    c.fusion = fusion;
+    return c;
+}
+
+// A request, and what decoding it alone gives: a plain loop over the decoder, token by token.
+struct Alone {
+    Request request;
+    std::vector<int32_t> tokens;
+    std::vector<double> logprobs;
+    std::vector<float> states;  // of all tokens but the last
+};
+
+Alone decode_alone(Model& model, const Request& request, int sample) {
+    Alone out{request, request.tokens, {}, {}};
+    out.request.stream += uint64_t(sample);
+    const auto keep = [&](const Tensor& t) {
+        const std::vector<double> x = t.to_double();
+        out.states.insert(out.states.end(), x.begin(), x.end());
+    };
+    Decoder decoder(model, request.mode);
+    std::vector<Tensor> head;
+    const int id = decoder.prefill({request.tokens}, &head)[0];
+    keep(head[0]);
+    const auto key = kernels::philox_key(request.seed, kernels::Draw::sampling);
+    Tensor h = head[0].rows(head[0].dim(0) - 1, 1);
+    for (int n = 0; n < kLongest && int(out.tokens.size()) < model.config().context; ++n) {
+        if (n > 0) keep(h = decoder.step({id}, {out.tokens.back()}));
+        const Tensor logits = model.logits(h);
+        const float uniform =
+            kernels::uniform_float(kernels::philox_bits(key, out.request.stream, uint32_t(n)));
+        const auto token = tensor::sample(logits, {request.sampling}, {uniform});
+        out.tokens.push_back(token[0]);
+        out.logprobs.push_back(log_probabilities(logits, token)[0]);
+    }
+    return out;
+}
+
+template <class T>
+bool begins_with(const std::vector<T>& whole, const std::vector<T>& part) {
+    return part.size() <= whole.size() &&
+           std::memcmp(whole.data(), part.data(), part.size() * sizeof(T)) == 0;
+}
+
+class Schedules : public testing::TestWithParam<std::tuple<Fusion, DType>> {
+  protected:
+    Schedules()
+        : context("cpu", 1),
+          model(context, tiny_config(std::get<0>(GetParam())), std::get<1>(GetParam())) {
+        randomise(model, false);
+        // Prompts of one token, around a page, and beyond two; some begin alike.
+        const std::vector<int32_t> common = random_tokens(140, 11, 5);
+        unsigned seed = 1;
+        for (int length : {1, 2, 63, 64, 65, 100, 128, 139})
+            for (Mode mode : {Mode::standard, Mode::soft, Mode::fused}) {
+                Request r;
+                r.tokens = {common.begin(), common.begin() + length};
+                if (seed % 4 == 0) r.tokens[0] = (r.tokens[0] + 1) % 11;
+                r.mode = mode;
+                r.sampling = {seed % 3 == 0 ? 0.f : 1.f, int(seed % 5), seed % 2 ? 1.f : 0.9f};
+                r.seed = seed;
+                r.stream = uint64_t(seed) << 32;
+                r.max_tokens = kLongest;
+                r.keep_states = true;
+                alone.push_back({decode_alone(model, r, 0), decode_alone(model, r, 1)});
+                ++seed;
+            }
+    }
+    void run(unsigned seed);
+
+    Context context;
+    Model model;
+    std::vector<std::array<Alone, 2>> alone;  // two samples of each request
+    Engine::Counts counts;                    // of all runs
+    int cancelled = 0, continued = 0;
+};
+
+void Schedules::run(unsigned seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](int n) { return int(random() % unsigned(n)); };
+    // Four pages hold the longest sequence alone.
+    EngineConfig config;
+    config.sequences = 1 + below(7);
+    config.rows = 1 + below(2) * below(150);
+    config.pages = below(4) == 0 ? 0 : 4 + below(6);
+    Engine engine(model, config);
+    std::map<int64_t, const Alone*> live;
+    std::map<int64_t, Request> asked;
+    int left = 3 + below(8);
+    while (left > 0 || !engine.idle()) {
+        if (left > 0 && below(4) == 0) {
+            --left;
+            const std::array<Alone, 2>& chosen = alone[size_t(below(int(alone.size())))];
+            Request r = chosen[0].request;
+            r.max_tokens = 1 + below(kLongest);
+            int samples = 1 + below(2);
+            if (below(4) == 0) {  // goes on with a rollout of n tokens
+                const int n = 1 + below(kLongest - 1), P = int(r.tokens.size());
+                r.prompt_length = P;
+                r.tokens.assign(chosen[0].tokens.begin(), chosen[0].tokens.begin() + P + n);
+                r.logprobs.assign(chosen[0].logprobs.begin(), chosen[0].logprobs.begin() + n);
+                r.max_tokens = n + 1 + below(kLongest - n);
+                const int64_t D = model.config().dim, T = P + n - 1;
+                if (r.mode != Mode::standard)
+                    r.states = Tensor::from_double(
+                        context, {chosen[0].states.begin(), chosen[0].states.begin() + T * D},
+                        {T, D}, model.dtype());
+                samples = 1;
+                ++continued;
+            }
+            const int64_t id = engine.submit(r, samples);
+            for (int i = 0; i < samples; ++i) {
+                live[id + i] = &chosen[size_t(i)];
+                asked[id + i] = r;
+            }
+        }
+        if (!live.empty() && below(100) == 0) {
+            auto at = live.begin();
+            std::advance(at, below(int(live.size())));
+            cancelled += !engine.ended(at->first);
+            engine.cancel(at->first);
+        }
+        engine.step();
+        ASSERT_TRUE(config.pages == 0 || engine.store().held() <= config.pages);
+        for (auto at = live.begin(); at != live.end();) {
+            const auto [id, want] = *at;
+            if (!engine.ended(id)) {
+                ++at;
+                continue;
+            }
+            const Rollout r = engine.take(id);
+            at = live.erase(at);
+            const std::string which = "seed " + std::to_string(seed) + ", sequence " +
+                                      std::to_string(id) + ", " + to_string(r.mode) + ", prompt " +
+                                      std::to_string(r.prompt_length) + ", " + to_string(r.finish);
+            ASSERT_TRUE(begins_with(want->tokens, r.tokens)) << which;
+            ASSERT_TRUE(begins_with(want->logprobs, r.logprobs)) << which;
+            ASSERT_TRUE(begins_with(want->states, r.states)) << which;
+            if (r.finish == Finish::interrupted) continue;
+            ASSERT_EQ(r.finish, Finish::length) << which;
+            ASSERT_EQ(int(r.logprobs.size()), asked[id].max_tokens) << which;
+            ASSERT_EQ(r.states.size(), (r.tokens.size() - 1) * size_t(model.config().dim)) << which;
+        }
+    }
+    ASSERT_EQ(engine.store().held(), 0) << "seed " << seed << " leaks pages";
+    counts.preempted += engine.counts().preempted;
+    counts.rebuilt += engine.counts().rebuilt;
+    counts.reused += engine.counts().reused;
+}
+
+// Six of these make more than a thousand schedules.
+TEST_P(Schedules, ChangeNoBit) {
+    const auto [fusion, dtype] = GetParam();
+    for (unsigned i = 0; i < 170; ++i) {
+        run(i + 1000 * (2 * unsigned(fusion) + (dtype == DType::bf16)));
+        if (HasFatalFailure()) return;
+    }
+    // All of it happened.
+    EXPECT_GT(counts.preempted, 50);
+    EXPECT_GT(counts.rebuilt, 1000);
+    EXPECT_GT(counts.reused, 1000);
+    EXPECT_GT(cancelled, 100);
+    EXPECT_GT(continued, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, Schedules,
+                         testing::Combine(testing::Values(Fusion::gated_product,
+                                                          Fusion::concat_projection,
+                                                          Fusion::linear_addition),
+                                          testing::Values(DType::f32, DType::bf16)),
+                         [](const auto& info) {
+                             return to_string(std::get<0>(info.param)) + "_" +
+                                    tensor::name_of(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace fbt::tests
