@@ -71,10 +71,10 @@ int64_t Engine::submit(const Request& request, int samples) {
         refuse(": " + std::to_string(size) + " tokens with a prompt of " + std::to_string(P) +
                " need " + std::to_string(size - P) + " log-probabilities, got " +
                std::to_string(request.logprobs.size()));
-    if (size > P && request.mode != Mode::standard &&
-        (!request.states.defined() ||
-         request.states.shape() != tensor::Shape({size - 1, model.dim}) ||
-         request.states.dtype() != model_.dtype()))
+    const bool has_states = request.states.defined();
+    if (has_states ? request.states.shape() != tensor::Shape({size - 1, model.dim}) ||
+                         request.states.dtype() != model_.dtype()
+                   : size > P + 1 && request.mode != Mode::standard)
         refuse(": to go on with a " + to_string(request.mode) + " rollout needs its " +
                std::to_string(size - 1) + " states of " + std::to_string(model.dim) + " " +
                tensor::name_of(model_.dtype()));
@@ -100,7 +100,7 @@ int64_t Engine::submit(const Request& request, int samples) {
         s.rollout.prompt_length = P;
         s.rollout.logprobs = request.logprobs;
         s.leader = first;
-        if (size > P) s.recorded = request.states;
+        s.recorded = request.states;
         waiting_.insert(next_id_);
         sequences_.emplace(next_id_++, std::move(s));
     }
@@ -224,8 +224,10 @@ std::vector<Feed> Engine::plan(std::vector<int64_t>& ids) {
     for (auto at = running_.begin(); at != running_.end();) {
         const int64_t id = *at++;
         const Sequence& s = sequences_.at(id);
-        // The rows of a fused prompt's second pass and of the response come from two records.
-        int end = s.second_pass && s.fed < s.P() ? s.P() : s.target();
+        // The states before the response come from another record than those before a fused
+        // prompt's second pass, or from none but the prompt's own.
+        const bool cut = s.fed < s.P() && (s.second_pass || !s.recorded.defined());
+        int end = cut ? s.P() : s.target();
         if (end - s.fed > 1) {
             end = std::min(end, s.fed + std::max(rows, feeds.empty() ? 1 : 0));
             rows -= end - s.fed;
