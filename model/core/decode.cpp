@@ -205,12 +205,13 @@ Tensor Decoder::step(const std::vector<int>& ids, const std::vector<int32_t>& to
     return states;
 }
 
-Tensor Decoder::rerun(int id, const std::vector<int32_t>& tokens, const Tensor& carried) {
-    Live& live = live_[id];
+Tensor Decoder::rerun(int id, int first, const std::vector<int32_t>& tokens,
+                      const Tensor& carried) {
+    PagedStore::Pages& pages = live_[id].pages;
     const int count = int(tokens.size());
-    store_->reserve(live.pages, live.length + count);
+    store_->reserve(pages, first + count);
     auto spans = std::make_shared<SpanBatch>();
-    PagedStore::add_span(*spans, live.pages, live.length, count);
+    PagedStore::add_span(*spans, pages, first, count);
     return advance(model_, store_, spans, tokens, carried);
 }
 

@@ -40,9 +40,9 @@ class Decoder {
     const PagedStore& store() const { return *store_; }
     const PagedStore::Pages& pages(int id) const { return live_[id].pages; }
 
-    // For replay: runs positions [length, length+count) of one sequence in one call, as a plain
-    // pass or fused with `carried` [count,D], leaving length where it is.
-    Tensor rerun(int id, const std::vector<int32_t>& tokens, const Tensor& carried);
+    // For replay: runs positions [first, first+count) of one sequence in one call, as a plain pass
+    // or fused with `carried` [count,D]; first is at least its length, which stays where it is.
+    Tensor rerun(int id, int first, const std::vector<int32_t>& tokens, const Tensor& carried);
 
   private:
     struct Live {

@@ -87,4 +87,15 @@ autograd::Classified Model::classify(Tape& tape, const Var& h, const Tensor& tar
 
 Tensor Model::logits(const Tensor& h) { return tensor::matmul_forward(h, embed_.weight().packed); }
 
+std::vector<double> log_probabilities(const Tensor& logits, const std::vector<int32_t>& tokens) {
+    const int64_t n = logits.dim(0);
+    Context& context = logits.context();
+    const DType a = tensor::accumulate_dtype(logits.dtype());
+    Tensor ce = Tensor::empty(context, {n}, a), lse = Tensor::empty(context, {n}, a);
+    tensor::cross_entropy_forward(ce, lse, logits, Tensor::from(context, tokens, {n}));
+    std::vector<double> out = ce.to_double();
+    for (double& x : out) x = -x;
+    return out;
+}
+
 }  // namespace fbt::model::core

@@ -60,4 +60,8 @@ class Model {
     int rope_positions_ = 0;
 };
 
+// log p of one token a row of logits [N,V], by the classifier's row function: what a rollout
+// records of its sampled tokens. The values are of the logits' accumulate dtype, f32 beside bf16.
+std::vector<double> log_probabilities(const Tensor& logits, const std::vector<int32_t>& tokens);
+
 }  // namespace fbt::model::core

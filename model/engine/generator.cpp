@@ -41,18 +41,6 @@ void check(const std::vector<std::vector<int32_t>>& prompts, const core::Config&
     }
 }
 
-// Log-probabilities of the sampled tokens, by the classifier's row function.
-std::vector<double> log_probabilities(const Tensor& logits, const std::vector<int32_t>& tokens) {
-    const int64_t n = logits.dim(0);
-    tensor::Context& context = logits.context();
-    const tensor::DType a = tensor::accumulate_dtype(logits.dtype());
-    Tensor ce = Tensor::empty(context, {n}, a), lse = Tensor::empty(context, {n}, a);
-    tensor::cross_entropy_forward(ce, lse, logits, Tensor::from(context, tokens, {n}));
-    std::vector<double> out = ce.to_double();
-    for (double& x : out) x = -x;
-    return out;
-}
-
 }  // namespace
 
 std::vector<Rollout> generate(core::Model& model, const std::vector<std::vector<int32_t>>& prompts,
@@ -97,7 +85,7 @@ std::vector<Rollout> generate(core::Model& model, const std::vector<std::vector<
         }
         const std::vector<int32_t> tokens = tensor::sample(
             logits, std::vector<kernels::Sampling>(live.size(), config.sampling), uniform);
-        const std::vector<double> logprobs = log_probabilities(logits, tokens);
+        const std::vector<double> logprobs = core::log_probabilities(logits, tokens);
 
         std::vector<size_t> next_live;
         std::vector<int32_t> next_tokens;
