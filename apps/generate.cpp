@@ -235,7 +235,7 @@ int Generate::run() {
         documents.push_back(document);
     }
     if (!out_.empty()) {
-        write_rollouts(out_, file);
+        write_rollouts(out_, file, loaded.model->config());
         console.line("wrote " + out_);
     }
     console.result({{"weights", file.weights}, {"rollouts", documents}});

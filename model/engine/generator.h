@@ -32,6 +32,7 @@ struct Rollout {
     Finish finish = Finish::length;
     // Top states of every fed position, [P+n-1, D], where kept: the last token is never fed.
     std::vector<float> states;
+    std::vector<float> keys, values;  // [L,T,G,C] of the fed positions, keys after RoPE, where kept
 };
 
 // Every sampled token as it comes.
