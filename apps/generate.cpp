@@ -9,6 +9,7 @@
 #include "apps/run_folder.h"
 #include "apps/signals.h"
 #include "model/core/checkpoint.h"
+#include "model/core/replay.h"
 #include "tensor/file.h"
 
 namespace fbt::apps {
@@ -33,10 +34,10 @@ class Generate {
         engine::Request request;
         std::string prompt;
         int sample = 0;
-        json settings;     // of its sampling, for the file
-        Rollout before;    // that it goes on with
+        json settings;      // of its sampling, for the file
+        Rollout before;     // that it goes on with
         bool done = false;  // nothing can follow that
-        int64_t id = -1;   // in the engine
+        int64_t id = -1;    // in the engine
         Rollout rollout;
     };
 
@@ -51,8 +52,8 @@ class Generate {
     void take_states(engine::Request& request, const Rollout& before, const Loaded& loaded) const;
     void compare_with_exact(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
                             const engine::ShouldStop& should_stop) const;
-    int report(Console& console, std::vector<Job>& jobs, const Loaded& loaded, bool streams,
-               const engine::Engine::Counts& counts) const;
+    int report(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
+               const engine::Engine::Counts& counts, bool signalled) const;
 
     Settings settings_;
     Machine machine_;
@@ -73,9 +74,10 @@ Generate::Generate(CLI::App& app) {
     s.add("continue", &continue_,
           "file of rollouts to go on with: --tokens more of each, with its own mode, settings and "
           "seed, from its recorded states, or else from its tokens by --passes");
-    s.add("passes", &passes_,
-          "of replay, from which --continue goes on where no states were recorded or this is given; "
-          "says how many tokens agree with exact decoding")
+    s.add(
+         "passes", &passes_,
+         "of replay, from which --continue goes on where no states were recorded or this is given; "
+         "says how many tokens agree with exact decoding")
         .at_least(1);
     s.add("mode", &mode_, "standard, soft (the response carries states) or fused (the prompt too)");
     s.add("tokens", &tokens_, "tokens to sample, at most").at_least(1);
@@ -212,11 +214,11 @@ void Generate::check_flags() const {
     if (!out_.ends_with(".jsonl"))
         refuse("--out is " + tensor::in_quotes(out_) + ", needed a name that ends with .jsonl");
     check_output("--out", out_);
-    if (keeps) check_output("--out with --states", fs::path(out_).replace_extension(".safetensors"));
+    if (keeps)
+        check_output("--out with --states", fs::path(out_).replace_extension(".safetensors"));
 }
 
-engine::Request Generate::request_of(int prompt, core::Mode mode,
-                                     const Loaded& loaded) const {
+engine::Request Generate::request_of(int prompt, core::Mode mode, const Loaded& loaded) const {
     engine::Request request;
     request.prompt = prompt;
     request.mode = mode;
@@ -256,7 +258,7 @@ void Generate::take_states(engine::Request& request, const Rollout& before,
     if (int(fed.size()) <= P || before.mode == core::Mode::standard) return;
     request.approximate = before.states.empty() || settings_.given("passes");
     if (!request.approximate) {
-        request.states = recorded_states(before, model);
+        request.states = states_of(before, model);
         return;
     }
     core::Replay replay(model, fed, P, before.mode);
@@ -284,8 +286,9 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         job.settings = sampling;
         job.sample = r.sample;
         job.before = r;
-        job.prompt = text_of(std::span(r.tokens).first(size_t(r.prompt_length))
-                                 .subspan(loaded.tokenizer ? 1 : 0), loaded);
+        job.prompt = text_of(
+            std::span(r.tokens).first(size_t(r.prompt_length)).subspan(loaded.tokenizer ? 1 : 0),
+            loaded);
         job.request = request_of(r.prompt, r.mode, loaded);
         job.request.stream += uint64_t(r.sample);
         job.request.tokens = r.tokens;
@@ -297,8 +300,9 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         job.done = stopped || int(r.tokens.size()) >= config.context;
         if (job.done)
             console.warn(name_of(job) + " is left as it is: " +
-                         (stopped ? std::string("it ended its text")
-                                  : "the context of " + std::to_string(config.context) + " is full"));
+                         (stopped
+                              ? std::string("it ended its text")
+                              : "the context of " + std::to_string(config.context) + " is full"));
         else
             take_states(job.request, r, loaded);
         jobs.push_back(std::move(job));
@@ -316,11 +320,10 @@ void Generate::compare_with_exact(Console& console, std::vector<Job>& jobs, cons
         engine::Request request = job.request;
         request.approximate = request.keep_states = request.keep_cache = false;
         const std::vector<int32_t> fed(request.tokens.begin(), request.tokens.end() - 1);
-        request.states = job.before.states.empty()
-                             ? core::decode_known(*loaded.model, fed, request.prompt_length,
-                                                  request.mode)
-                                   .hidden
-                             : recorded_states(job.before, *loaded.model);
+        request.states =
+            job.before.states.empty()
+                ? core::decode_known(*loaded.model, fed, request.prompt_length, request.mode).hidden
+                : states_of(job.before, *loaded.model);
         asked.emplace_back(&job, exact.submit(request));
     }
     engine::run(exact, {}, should_stop);
@@ -385,17 +388,17 @@ int Generate::run() {
         job.rollout.sample = job.sample;
     }
     compare_with_exact(console, jobs, loaded, should_stop);
-    return report(console, jobs, loaded, streams, engine.counts());
+    return report(console, jobs, loaded, engine.counts(), stop.requested());
 }
 
 // Writes what was asked for, and says what became of every sequence.
-int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loaded, bool streams,
-                     const engine::Engine::Counts& counts) const {
+int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
+                     const engine::Engine::Counts& counts, bool signalled) const {
     RolloutFile file;
     file.dtype = loaded.model->dtype();
     file.weights = core::weights_hash(*loaded.model);
     json documents = json::array();
-    int code = kDone;
+    bool interrupted = false, mismatch = false;
     std::string diverged;
     for (Job& job : jobs) {
         Rollout& r = job.rollout;
@@ -403,7 +406,7 @@ int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loa
         note["text"] = text_of(std::span(r.tokens).subspan(size_t(r.prompt_length)), loaded);
         note["finish"] = to_string(r.finish);
         const int sampled = int(r.logprobs.size());
-        if (!streams)
+        if (jobs.size() > 1)  // one was streamed
             console.line(console.paint(Colour::dim, "== " + name_of(job) + ": " +
                                                         to_string(r.mode) + ", " +
                                                         std::to_string(sampled) + " tokens, " +
@@ -416,19 +419,20 @@ int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loa
                              std::to_string(loaded.model->config().context) + " is full");
                 break;
             case engine::Finish::interrupted:
-                code = kStopped;
+                interrupted = true;
                 break;
             case engine::Finish::mismatch:
                 console.warn(name_of(job) + " is left as it was: its recorded state of position " +
                              std::to_string(r.mismatch) +
                              " is not what the model computes; --passes 3 goes on from its tokens "
                              "alone");
-                code = kCheckFailed;
+                mismatch = true;
                 break;
             case engine::Finish::overflow:
                 diverged = name_of(job) + ", after " + std::to_string(sampled) +
                            " tokens: the next one's log-probability is no finite number; the "
-                           "model's weights are too large for --dtype " + machine_.dtype;
+                           "model's weights are too large for --dtype " +
+                           machine_.dtype;
                 break;
             default:
                 break;
@@ -457,8 +461,11 @@ int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loa
                       {"preempted", counts.preempted},
                       {"rebuilt", counts.rebuilt}}}});
     if (!diverged.empty()) throw Error(ErrorKind::diverged, diverged);
-    if (code == kStopped) console.warn("stopped by a signal");
-    return code;
+    if (interrupted && signalled) {  // or whoever read the text has left
+        console.warn("stopped by a signal");
+        return kStopped;
+    }
+    return mismatch ? kCheckFailed : kDone;
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 #include "apps/rollouts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 
+#include "model/core/checkpoint.h"
 #include "tensor/file.h"
 #include "tensor/safetensors.h"
 
@@ -19,31 +20,29 @@ using nlohmann::json;
 using tensor::Error;
 using tensor::ErrorKind;
 
-std::string states_name(const Rollout& rollout) {
-    return "states/" + std::to_string(rollout.prompt) + "." + std::to_string(rollout.sample);
+std::string place_of(const Rollout& r) {
+    return std::to_string(r.prompt) + "." + std::to_string(r.sample);
+}
+
+int64_t fed_positions(const Rollout& r) {
+    return std::max<int64_t>(r.prompt_length, int64_t(r.tokens.size()) - 1);
 }
 
 namespace {
 
-void write_states(const fs::path& path, const RolloutFile& file) {
-    std::vector<tensor::SafetensorsWriter::Item> items;
-    std::map<std::string, const Rollout*> by_name;
-    for (const Rollout& r : file.rollouts) {
-        const int64_t fed = std::max<int64_t>(r.prompt_length, int64_t(r.tokens.size()) - 1);
-        items.push_back({states_name(r), file.dtype, {fed, int64_t(r.states.size()) / fed}});
-        by_name[states_name(r)] = &r;
-    }
-    const std::string temporary = tensor::temporary_beside(path);
-    tensor::SafetensorsWriter writer(temporary, items, {{"format", "pt"}});
-    for (const auto& item : writer.items()) {
-        const std::vector<float>& states = by_name[item.name]->states;
-        if (file.dtype == tensor::DType::bf16)  // exact: they were bf16 when they were kept
-            writer.write(item.name, std::vector<kernels::bf16>(states.begin(), states.end()));
-        else
-            writer.write(item.name, states);
-    }
-    writer.finish();
-    tensor::rename_durably(temporary, path);
+struct Kept {
+    const char* folder;  // of the tensor's name
+    std::vector<float> Rollout::*values;
+    bool cache;  // [L,T,G,C]; otherwise [T,D]
+};
+constexpr Kept kKept[] = {{"states/", &Rollout::states, false},
+                          {"keys/", &Rollout::keys, true},
+                          {"values/", &Rollout::values, true}};
+
+tensor::Shape shape_of(const Kept& kept, const core::Config& config, const Rollout& r) {
+    const int64_t T = fed_positions(r);
+    if (kept.cache) return {config.layers, T, config.kv_heads, config.head_dim};
+    return {T, config.dim};
 }
 
 [[noreturn]] void refuse(const std::string& name, const json& value, const std::string& expected) {
@@ -62,11 +61,11 @@ int32_t integer(const std::string& name, const json& value, int32_t least, int32
     return value.get<int32_t>();
 }
 
-float logprob(const std::string& name, const json& value) {
+double logprob(const std::string& name, const json& value) {
     const double most = std::numeric_limits<float>::max();
     if (!value.is_number() || !(value.get<double>() >= -most && value.get<double>() <= 0))
         refuse(name, value, "a finite number, at most 0");
-    return float(value.get<double>());
+    return value.get<double>();
 }
 
 const json& array_of(const json& row, const std::string& key) {
@@ -102,28 +101,76 @@ Rollout rollout_of(const json& row, const core::Config& config) {
     return r;
 }
 
-// Returns their dtype.
-tensor::DType read_states(const tensor::SafetensorsFile& file, int dim, Rollout& r) {
-    const auto& entry = file.entry(states_name(r));
-    const tensor::Shape wanted = {std::max<int64_t>(r.prompt_length, int64_t(r.tokens.size()) - 1),
-                                  dim};
-    if (entry.shape != wanted ||
-        (entry.dtype != tensor::DType::f32 && entry.dtype != tensor::DType::bf16))
-        throw Error(ErrorKind::bad_file, file.path() + ": " + states_name(r) + " is " +
-                                             tensor::to_string(entry.shape) + " " +
-                                             tensor::name_of(entry.dtype) + ", expected " +
-                                             tensor::to_string(wanted) + " f32 or bf16");
-    r.states = file.read<float>(states_name(r));
-    return entry.dtype;
+// Reads the states (cache: false) or the keys and values of a rollout.
+void read_kept(const tensor::SafetensorsFile& from, const core::Config& config, bool cache,
+               RolloutFile& file, Rollout& r) {
+    const auto fail = [&](const std::string& what) {
+        throw Error(ErrorKind::bad_file, from.path() + ": " + what);
+    };
+    const auto weights = from.metadata().find("weights");
+    if (weights == from.metadata().end() || weights->second != file.weights)
+        fail("its states and caches come from " +
+             (weights == from.metadata().end() ? "weights that it does not name"
+                                               : "weights " + tensor::in_quotes(weights->second)) +
+             ", but the rollout from " + file.weights);
+    for (const Kept& kept : kKept) {
+        if (kept.cache != cache) continue;
+        const std::string name = kept.folder + place_of(r);
+        const auto& entry = from.entry(name);
+        const tensor::Shape wanted = shape_of(kept, config, r);
+        if (entry.shape != wanted ||
+            (entry.dtype != tensor::DType::f32 && entry.dtype != tensor::DType::bf16))
+            fail(name + " is " + tensor::to_string(entry.shape) + " " +
+                 tensor::name_of(entry.dtype) + ", expected " + tensor::to_string(wanted) +
+                 " f32 or bf16");
+        if (file.kept_in.empty()) file.dtype = entry.dtype;
+        if (entry.dtype != file.dtype)
+            fail(name + " is " + tensor::name_of(entry.dtype) + ", but what was kept before it " +
+                 tensor::name_of(file.dtype));
+        std::vector<float>& values = r.*kept.values;
+        values = from.read<float>(name);
+        for (size_t i = 0; i < values.size(); ++i)
+            if (!std::isfinite(values[i]))
+                fail(name + " holds " + std::to_string(values[i]) + " as its element " +
+                     std::to_string(i) + ", expected finite values");
+        if (std::find(file.kept_in.begin(), file.kept_in.end(), from.path()) == file.kept_in.end())
+            file.kept_in.push_back(from.path());
+    }
 }
 
 }  // namespace
 
-void write_rollouts(const std::string& path, const RolloutFile& file) {
-    const bool has_states = std::any_of(file.rollouts.begin(), file.rollouts.end(),
-                                        [](const Rollout& r) { return !r.states.empty(); });
-    const fs::path states = fs::path(path).replace_extension(".safetensors");
-    if (has_states) write_states(states, file);
+void write_kept(const std::string& path, const RolloutFile& file, const core::Config& config) {
+    std::vector<tensor::SafetensorsWriter::Item> items;
+    std::map<std::string, const std::vector<float>*> by_name;
+    for (const Rollout& r : file.rollouts)
+        for (const Kept& kept : kKept) {
+            const std::vector<float>& values = r.*kept.values;
+            if (values.empty()) continue;
+            items.push_back({kept.folder + place_of(r), file.dtype, shape_of(kept, config, r)});
+            by_name[items.back().name] = &values;
+        }
+    const std::string temporary = tensor::temporary_beside(path);
+    tensor::SafetensorsWriter writer(temporary, items,
+                                     {{"format", "pt"}, {"weights", file.weights}});
+    for (const auto& item : writer.items()) {
+        const std::vector<float>& values = *by_name[item.name];
+        if (file.dtype == tensor::DType::bf16)  // exact: they were bf16 when they were kept
+            writer.write(item.name, std::vector<kernels::bf16>(values.begin(), values.end()));
+        else
+            writer.write(item.name, values);
+    }
+    writer.finish();
+    tensor::rename_durably(temporary, path);
+}
+
+void write_rollouts(const std::string& path, const RolloutFile& file, const core::Config& config) {
+    const bool any = std::any_of(file.rollouts.begin(), file.rollouts.end(), [](const Rollout& r) {
+        return !r.states.empty() || !r.keys.empty();
+    });
+    const fs::path kept = fs::path(path).replace_extension(".safetensors");
+    if (any) write_kept(kept, file, config);
+    const json name = kept.filename().string();
     std::string text;
     for (size_t i = 0; i < file.rollouts.size(); ++i) {
         const Rollout& r = file.rollouts[i];
@@ -135,7 +182,8 @@ void write_rollouts(const std::string& path, const RolloutFile& file) {
         row["prompt_length"] = r.prompt_length;
         row["logprobs"] = r.logprobs;
         row["weights"] = file.weights;
-        row["states"] = has_states ? json(states.filename().string()) : json();
+        row["states"] = r.states.empty() ? json() : name;
+        row["cache"] = r.keys.empty() ? json() : name;
         text += row.dump() + "\n";
     }
     tensor::write_file_durably(path, text);
@@ -144,8 +192,7 @@ void write_rollouts(const std::string& path, const RolloutFile& file) {
 RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
     RolloutFile file;
     const std::string text = tensor::read_file(path);
-    std::optional<tensor::SafetensorsFile> states;
-    std::string states_path;
+    std::map<std::string, tensor::SafetensorsFile> kept;  // by name
     int number = 0;
     for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find('\n', at), text.size());
@@ -160,11 +207,13 @@ RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
             if (file.rollouts.empty()) file.weights = weights;
             if (weights != file.weights)
                 throw Error(ErrorKind::bad_file, "its weights differ from those of line 1");
-            if (const json& name = row.at("states"); !name.is_null()) {
+            for (const bool cache : {false, true}) {
+                const json name = cache ? row.value("cache", json()) : row.at("states");
+                if (name.is_null()) continue;
                 const std::string beside = fs::path(path).parent_path() / name.get<std::string>();
-                if (beside != states_path) states = tensor::SafetensorsFile::open(beside);
-                states_path = beside;
-                file.dtype = read_states(*states, config.dim, r);
+                if (!kept.contains(beside))
+                    kept.emplace(beside, tensor::SafetensorsFile::open(beside));
+                read_kept(kept.at(beside), config, cache, file, r);
             }
             file.rollouts.push_back(std::move(r));
             file.notes.push_back(row);
@@ -179,6 +228,26 @@ RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
     }
     if (file.rollouts.empty()) throw Error(ErrorKind::bad_file, path + " holds no rollout");
     return file;
+}
+
+void check_origin(const RolloutFile& file, const std::string& path, const Loaded& loaded) {
+    const std::string weights = core::weights_hash(*loaded.model);
+    if (file.weights != weights)
+        throw Error(ErrorKind::bad_file, path + " comes from weights " + file.weights + ", but " +
+                                             loaded.checkpoint + " has " + weights +
+                                             "; name the checkpoint that generated it");
+    const tensor::DType dtype = loaded.model->dtype();
+    if (!file.kept_in.empty() && dtype != file.dtype) {
+        const std::string kept = tensor::name_of(file.dtype);
+        throw Error(ErrorKind::usage, "the recorded states are " + kept +
+                                          "; replay them with --dtype " + kept + ", not " +
+                                          tensor::name_of(dtype));
+    }
+}
+
+tensor::Tensor states_of(const Rollout& r, core::Model& model) {
+    return tensor::Tensor::from_double(model.context(), {r.states.begin(), r.states.end()},
+                                       {fed_positions(r), model.config().dim}, model.dtype());
 }
 
 }  // namespace fbt::apps

@@ -1,5 +1,7 @@
 #include "model/core/replay.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -7,23 +9,86 @@ namespace fbt::model::core {
 
 Replay::Replay(Model& model, std::vector<int32_t> tokens, int prompt_length, Mode mode)
     : decoder_(model, mode),
+      mode_(mode),
       response_(tokens.begin() + prompt_length, tokens.end()),
-      prompt_length_(prompt_length) {
+      prompt_length_(prompt_length),
+      squares_(response_.size()) {
     std::vector<Tensor> head;
     tokens.resize(prompt_length);
     id_ = decoder_.prefill({tokens}, &head)[0];
     const int64_t T = prompt_length + int64_t(response_.size());
     hidden_ = Tensor::empty(model.context(), {T, model.config().dim}, model.dtype());
     hidden_.rows(0, prompt_length).copy_from(head[0]);
+    begin_block(0, int(response_.size()));
 }
 
+void Replay::begin_block(int begin, int end) {
+    begin_ = settled_ = begin;
+    end_ = end;
+    block_passes_ = 0;
+}
+
+// Let r be the response positions, and all those before `settled` be as decoding makes them from
+// what lies before the block. A later pass k computes position r = settled from decoding's own
+// inputs: the carried state of r-1, and the keys and values before it. So r too is right now. If
+// its state is the one that pass k-1 gave, then that state, which pass k carried into r+1, was
+// right already, and so r+1 is right now; and so on until the first state that changed. What
+// pass k+1 would compute of them has the same inputs, hence the same bits (the row rule), and it
+// may leave them out. Once all have settled, the block equals decoding: that is the only fixed
+// point there is.
 void Replay::next() {
-    const int64_t n = int64_t(response_.size());
-    // h_{t-1} for t = P..T-1: the prompt's last state, then the last pass's.
-    const Tensor carried = passes_ == 0 ? Tensor() : hidden_.rows(prompt_length_ - 1, n);
-    const Tensor h = decoder_.rerun(id_, prompt_length_, response_, carried);
-    hidden_.rows(prompt_length_, n).copy_from(h);
+    const int from = settled_, count = end_ - from;
     ++passes_;
+    ++block_passes_;
+    visited_ += end_ - begin_;
+    computed_ += count;
+    if (count == 0) {
+        change_ = 0;
+        return;
+    }
+    const bool plain = block_passes_ == 1;
+    // h_{t-1} of each: the state before the block or the settled positions, then the last pass's.
+    const Tensor carried = plain ? Tensor() : hidden_.rows(prompt_length_ + from - 1, count);
+    const std::vector<int32_t> tokens(response_.begin() + from, response_.begin() + end_);
+    const Tensor h = decoder_.rerun(id_, prompt_length_ + from, tokens, carried);
+    Tensor rows = hidden_.rows(prompt_length_ + from, count);
+    const std::vector<double> before = plain ? std::vector<double>() : rows.to_double();
+    const std::vector<double> after = h.to_double();
+    rows.copy_from(h);
+
+    const size_t D = after.size() / size_t(count);
+    int same = 0;
+    double difference = 0, size = 0;
+    for (int r = 0; r < count; ++r) {
+        const double* now = after.data() + size_t(r) * D;
+        double square = 0;
+        for (size_t d = 0; d < D; ++d) square += now[d] * now[d];
+        squares_[size_t(from + r)] = square;
+        if (plain) continue;
+        const double* then = before.data() + size_t(r) * D;
+        for (size_t d = 0; d < D; ++d) difference += (now[d] - then[d]) * (now[d] - then[d]);
+        if (same == r && std::memcmp(now, then, D * sizeof(double)) == 0) ++same;
+    }
+    for (int r = begin_; r < end_; ++r) size += squares_[size_t(r)];
+    change_ = plain ? INFINITY : std::sqrt(difference / size);
+    if (mode_ == Mode::standard)
+        settled_ = end_;  // decoding is plain too
+    else if (!plain)
+        settled_ = std::min(end_, from + same + 1);
+}
+
+void Replay::run(const ReplayLimits& limits) {
+    const int n = int(response_.size()), size = limits.block > 0 ? limits.block : n;
+    passes_ = 0;
+    computed_ = visited_ = 0;
+    exact_ = true;
+    for (int begin = 0; begin < n; begin += std::min(size, n - begin)) {
+        if (begin > 0) exact_ = exact_ && settled_ == end_;
+        begin_block(begin, begin + std::min(size, n - begin));
+        do next();
+        while (settled_ < end_ && block_passes_ < limits.passes &&
+               !(limits.tolerance > 0 && change_ <= limits.tolerance));
+    }
 }
 
 Trace replay_recorded(Model& model, const std::vector<int32_t>& tokens, int prompt_length,
@@ -32,6 +97,7 @@ Trace replay_recorded(Model& model, const std::vector<int32_t>& tokens, int prom
     std::vector<Tensor> head;
     const int id = decoder.prefill({{tokens.begin(), tokens.begin() + prompt_length}}, &head)[0];
     const int64_t T = int64_t(tokens.size()), n = T - prompt_length;
+    if (n == 0) return trace_of(decoder, id, head[0]);
     Tensor hidden = Tensor::empty(model.context(), {T, model.config().dim}, model.dtype());
     hidden.rows(0, prompt_length).copy_from(head[0]);
     const Tensor carried = mode == Mode::standard ? Tensor() : states.rows(prompt_length - 1, n);
@@ -39,6 +105,77 @@ Trace replay_recorded(Model& model, const std::vector<int32_t>& tokens, int prom
         .copy_from(decoder.rerun(id, prompt_length, {tokens.begin() + prompt_length, tokens.end()},
                                  carried));
     return trace_of(decoder, id, hidden);
+}
+
+constexpr int64_t kLogitRows = 256;  // positions whose logits are in memory at a time
+
+Difference first_difference(Model& model, const std::vector<int32_t>& tokens, int prompt_length,
+                            const Record& record, const Trace& trace) {
+    Difference first;
+    const auto differs = [&](int64_t position, const std::string& what) {
+        if (first.position < 0 || position < first.position) first = {position, what};
+    };
+    // At one position, causes come first: the token's probability, keys and values, the state.
+    const int64_t n = int64_t(record.logprobs.size());
+    bool same = true;
+    for (int64_t i = 0; i < n && same; i += kLogitRows) {
+        const int64_t rows = std::min(kLogitRows, n - i);
+        const auto sampled = tokens.begin() + prompt_length + i;
+        const std::vector<double> own =
+            log_probabilities(model.logits(trace.hidden.rows(prompt_length - 1 + i, rows)),
+                              {sampled, sampled + rows});
+        for (int64_t r = 0; r < rows && same; ++r) {
+            same = std::bit_cast<uint64_t>(own[size_t(r)]) ==
+                   std::bit_cast<uint64_t>(record.logprobs[size_t(i + r)]);
+            if (!same) differs(prompt_length + i + r, "log-probability");
+        }
+    }
+    const auto look = [&](const std::string& what, std::span<const float> recorded,
+                          const Tensor& computed) {
+        const std::vector<double> own = computed.to_double();
+        for (size_t i = 0; i < own.size(); ++i)
+            if (std::bit_cast<uint32_t>(float(own[i])) != std::bit_cast<uint32_t>(recorded[i])) {
+                differs(int64_t(i) / (int64_t(own.size()) / computed.dim(0)), what);
+                return;
+            }
+    };
+    for (size_t l = 0; l < trace.keys.size(); ++l) {
+        const size_t each = size_t(trace.keys[l].numel());
+        const std::string layer = " of layer " + std::to_string(l + 1);
+        if (!record.keys.empty())
+            look("keys" + layer, record.keys.subspan(l * each, each), trace.keys[l]);
+        if (!record.values.empty())
+            look("values" + layer, record.values.subspan(l * each, each), trace.values[l]);
+    }
+    if (!record.states.empty()) look("state", record.states, trace.hidden);
+    return first;
+}
+
+Certificate certify(Model& model, const std::vector<int32_t>& tokens, int prompt_length, Mode mode,
+                    const Record& record) {
+    const Config& c = model.config();
+    const int64_t n = int64_t(tokens.size()) - prompt_length;
+    const int64_t T = prompt_length + std::max<int64_t>(n - 1, 0);
+    const auto check = [](const char* what, size_t got, int64_t wanted, bool needed) {
+        if (got != size_t(wanted) && (got > 0 || needed))
+            throw tensor::Error(tensor::ErrorKind::usage,
+                                std::string("the record holds ") + std::to_string(got) + " " +
+                                    what + ", expected " + std::to_string(wanted));
+    };
+    const bool carries = mode != Mode::standard && T > prompt_length;
+    const int64_t cache = int64_t(c.layers) * T * c.kv_heads * c.head_dim;
+    check("values of states", record.states.size(), T * c.dim, carries);
+    check("values of keys", record.keys.size(), cache, false);
+    check("values of values", record.values.size(), cache, false);
+    check("log-probabilities", record.logprobs.size(), n, false);
+    Tensor states;
+    if (carries)
+        states = Tensor::from_double(model.context(), {record.states.begin(), record.states.end()},
+                                     {T, c.dim}, model.dtype());
+    const std::vector<int32_t> fed(tokens.begin(), tokens.begin() + T);
+    Certificate out{replay_recorded(model, fed, prompt_length, mode, states), {}};
+    out.difference = first_difference(model, tokens, prompt_length, record, out.trace);
+    return out;
 }
 
 namespace {
@@ -93,9 +230,8 @@ ReplayError compare(Model& model, const Trace& rollout, const Trace& replay, int
     while (error.prefix < n && exact[size_t(error.prefix)]) ++error.prefix;
 
     int64_t agree = 0, counted = 0;
-    constexpr int64_t kRows = 256;  // logits of that many positions at a time
-    for (int64_t first = 0; first < n; first += kRows) {
-        const int64_t rows = std::min(kRows, n - first);
+    for (int64_t first = 0; first < n; first += kLogitRows) {
+        const int64_t rows = std::min(kLogitRows, n - first);
         const auto logits = [&](const Trace& t) {
             return model.logits(t.hidden.rows(prompt_length + first, rows)).to_double();
         };
