@@ -78,7 +78,7 @@ Generate::Generate(CLI::App& app) {
          "passes", &passes_,
          "of replay, from which --continue goes on where no states were recorded or this is given; "
          "says how many tokens agree with exact decoding")
-        .at_least(1);
+        .at_least(2);
     s.add("mode", &mode_, "standard, soft (the response carries states) or fused (the prompt too)");
     s.add("tokens", &tokens_, "tokens to sample, at most").at_least(1);
     s.add("samples", &samples_, "of each prompt").at_least(1).at_most(1 << 16);
@@ -198,9 +198,10 @@ void Generate::check_flags() const {
     if (given != 1)
         refuse("one of --prompt TEXT, --prompts FILE and --continue FILE.jsonl is needed");
     if (settings_.given("continue"))
-        for (const char* key : {"mode", "samples", "temperature", "top_k", "top_p", "seed"})
-            if (settings_.given(key))
-                refuse("--" + std::string(key) + " is the rollout's own with --continue");
+        for (const Setting& s : settings_.all())
+            if (settings_.given(s.key) &&
+                (s.section == "sampling" || s.key == "mode" || s.key == "samples"))
+                refuse(s.flag() + " is the rollout's own with --continue");
     if (settings_.given("passes") && !settings_.given("continue"))
         refuse("--passes is for --continue");
     const bool keeps = states_ || cache_;
@@ -298,6 +299,7 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         const std::vector<int32_t>& stop = job.request.stop_tokens;
         const bool stopped = !r.logprobs.empty() && !stop.empty() && r.tokens.back() == stop[0];
         job.done = stopped || int(r.tokens.size()) >= config.context;
+        if (job.done) job.before.finish = stopped ? engine::Finish::stop : engine::Finish::context;
         if (job.done)
             console.warn(name_of(job) + " is left as it is: " +
                          (stopped
@@ -414,6 +416,7 @@ int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loa
                          "\n" + shown_prompt(job, loaded) + note["text"].get<std::string>());
         switch (r.finish) {
             case engine::Finish::context:
+                if (job.done) break;  // said already
                 console.warn(name_of(job) + " stopped after " + std::to_string(sampled) +
                              " tokens: the context of " +
                              std::to_string(loaded.model->config().context) + " is full");

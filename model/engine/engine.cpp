@@ -330,6 +330,7 @@ const std::vector<Engine::Event>& Engine::step() {
         advance(s, feeds[i].first + int(feeds[i].tokens.size()));
         if (s.recorded.defined() && s.prompt_done() && s.fed == s.size()) check_rebuilt(ids[i], s);
     }
+    admit();  // samples whose prompt is there now: their first tokens come together
     ids.clear();
     for (auto at = running_.begin(); at != running_.end();) {
         const int64_t id = *at++;
