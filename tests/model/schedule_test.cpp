@@ -5,6 +5,7 @@
 
 #include "kernels/philox.h"
 #include "model/engine/engine.h"
+#include "tests/data/files.h"
 #include "tests/model/model_test.h"
 
 namespace fbt::tests {
@@ -190,6 +191,125 @@ TEST_P(Schedules, ChangeNoBit) {
     EXPECT_GT(counts.reused, 1000);
     EXPECT_GT(cancelled, 100);
     EXPECT_GT(continued, 100);
+}
+
+// One sequence at a time, so that pages are found by what earlier ones left.
+TEST_P(Schedules, PlainPrefixesAreComputedOnce) {
+    Engine engine(model);
+    const auto decode = [&](Request request) {
+        request.max_tokens = 3;
+        const int64_t id = engine.submit(request);
+        const int64_t rows = engine.counts().rows;
+        while (!engine.idle()) engine.step();
+        EXPECT_EQ(engine.take(id).finish, Finish::length);
+        return engine.counts().rows - rows;
+    };
+    // Of the last three requests one is of each mode, with prompts of 139 tokens.
+    const size_t n = alone.size();
+    const Request &standard = alone[n - 3][0].request, &soft = alone[n - 2][0].request,
+                  &fused = alone[n - 1][0].request;
+    Request same = soft;
+    same.tokens = standard.tokens;
+    EXPECT_EQ(decode(standard), 139 + 2);
+    EXPECT_EQ(decode(same), 11 + 2) << "two whole pages are plain in both modes";
+    EXPECT_EQ(decode(standard), 11 + 2);
+    EXPECT_EQ(engine.counts().reused, 4 * kKeyBlock);
+    EXPECT_EQ(decode(fused), 139 + 138 + 2) << "runs its prompt twice";
+    EXPECT_EQ(decode(fused), 139 + 138 + 2) << "and shares it with nobody";
+    // Standard decoding is plain all over: its response is found too.
+    Request longer = standard;
+    longer.max_tokens = 90;
+    const int64_t id = engine.submit(longer);
+    while (!engine.idle()) engine.step();
+    longer.tokens = engine.take(id).tokens;
+    EXPECT_EQ(longer.tokens.size(), 139u + 90);
+    EXPECT_EQ(decode(longer), 229 - 3 * kKeyBlock + 2);
+    // A prompt of whole pages: its last position is computed, for the token after it.
+    Request whole = standard;
+    whole.tokens.resize(2 * kKeyBlock);
+    EXPECT_EQ(decode(whole), kKeyBlock + 2);
+}
+
+TEST_P(Schedules, AWrongBitInARecordEndsIt) {
+    for (size_t i : {13u, 14u}) {  // soft and fused
+        const Alone& a = alone[i][0];
+        Request r = a.request;
+        const int P = int(r.tokens.size()), n = 20, T = P + n - 1, D = model.config().dim;
+        ASSERT_NE(r.mode, Mode::standard);
+        r.prompt_length = P;
+        r.tokens.assign(a.tokens.begin(), a.tokens.begin() + P + n);
+        r.logprobs.assign(a.logprobs.begin(), a.logprobs.begin() + n);
+        for (int position : {0, P - 1, P, T - 1}) {
+            r.states = Tensor::empty(context, {T, D}, model.dtype());
+            r.states.copy_from(Tensor::from_double(
+                context, {a.states.begin(), a.states.begin() + T * D}, {T, D}, model.dtype()));
+            r.states.rows(position, 1).raw()[0] ^= std::byte(1);
+            Engine engine(model);
+            const int64_t id = engine.submit(r);
+            while (!engine.idle()) EXPECT_TRUE(engine.step().empty());
+            EXPECT_EQ(engine.rollout(id).mismatch, position);
+            const Rollout rollout = engine.take(id);
+            EXPECT_EQ(rollout.finish, Finish::mismatch);
+            EXPECT_EQ(rollout.tokens, r.tokens);
+        }
+    }
+}
+
+TEST_P(Schedules, StopTokensAndNothingToSample) {
+    Request r = alone[4][0].request;
+    const std::vector<int32_t>& tokens = alone[4][0].tokens;
+    const size_t P = r.tokens.size();
+    const auto run = [&](const Request& request) {
+        Engine engine(model);
+        const int64_t id = engine.submit(request);
+        while (!engine.idle()) engine.step();
+        EXPECT_THROW(engine.take(id + 1), tensor::Error);
+        return engine.take(id);
+    };
+    r.stop_tokens = {tokens[P + 5], 11};
+    const size_t first = size_t(
+        std::find(tokens.begin() + int64_t(P), tokens.end(), tokens[P + 5]) - tokens.begin());
+    const Rollout stopped = run(r);
+    EXPECT_EQ(stopped.finish, Finish::stop);
+    EXPECT_EQ(stopped.tokens.size(), first + 1);
+    r.max_tokens = 0;
+    const Rollout none = run(r);
+    EXPECT_EQ(none.finish, Finish::length);
+    EXPECT_EQ(none.tokens, r.tokens);
+    EXPECT_EQ(none.states.size(), P * size_t(model.config().dim));
+    r.max_tokens = 1000;
+    r.stop_tokens = {};
+    r.tokens = random_tokens(model.config().context - 2, 11, 3);
+    const Rollout full = run(r);
+    EXPECT_EQ(full.finish, Finish::context);
+    EXPECT_EQ(full.logprobs.size(), 2u);
+}
+
+TEST_P(Schedules, RequestsThatCannotBe) {
+    Engine engine(model, {.pages = 3});
+    const Request good = alone[4][0].request;
+    const auto refused = [&](std::initializer_list<const char*> words, auto&& change) {
+        Request r = good;
+        change(r);
+        return throws(tensor::ErrorKind::usage, words, [&] { engine.submit(r); });
+    };
+    EXPECT_TRUE(refused({"prompt 1 is empty"}, [](Request& r) { r.tokens.clear(); }));
+    EXPECT_TRUE(refused({"token 11", "vocabulary of 11"}, [](Request& r) { r.tokens[1] = 11; }));
+    EXPECT_TRUE(refused({"token -1"}, [](Request& r) { r.tokens[0] = -1; }));
+    EXPECT_TRUE(refused({"240 tokens", "context is 240"},
+                        [](Request& r) { r.tokens = random_tokens(240, 11, 1); }));
+    EXPECT_TRUE(refused({"193 positions", "4 pages of 64", "all are 3"}, [](Request& r) {
+        r.tokens = random_tokens(100, 11, 1);
+        r.max_tokens = 94;
+    }));
+    EXPECT_TRUE(refused({"log-probabilities"}, [](Request& r) { r.prompt_length = 1; }));
+    EXPECT_TRUE(refused({"its 6 states of 16"}, [](Request& r) {
+        r.mode = Mode::soft;
+        r.tokens = {1, 2, 3, 4, 5, 6, 7};
+        r.prompt_length = 4;
+        r.logprobs = {-1, -1, -1};
+    }));
+    EXPECT_TRUE(engine.idle());
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, Schedules,
