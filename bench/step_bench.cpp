@@ -403,6 +403,35 @@ void report_decoding(const Case& c, Untrained& u, Report& report) {
         }
 }
 
+// Many requests at once, all that an engine does: 64 prompts of a quarter of the context, of which
+// half begin alike, as many tokens sampled of each, at most 16 sequences at a time. Counted are the
+// sampled tokens of the whole run.
+void report_serving(const Case& c, Untrained& u, Report& report) {
+    constexpr int kRequests = 64, kAtOnce = 16;
+    const int length = std::max(1, c.model.context / 4);
+    for (Mode mode : {Mode::standard, Mode::soft}) {
+        std::mt19937 random(1);
+        const Tokens common = random_tokens(length / 2, c.model.vocab_size, random);
+        const double seconds = median_seconds([&] {
+            engine::Engine engine(u.model, {.sequences = kAtOnce});
+            for (int i = 0; i < kRequests; ++i) {
+                engine::Request request;
+                request.tokens = random_tokens(length, c.model.vocab_size, random);
+                if (i % 2) std::copy(common.begin(), common.end(), request.tokens.begin());
+                request.mode = mode;
+                request.sampling.temperature = 0;
+                request.max_tokens = length;
+                engine.submit(request);
+            }
+            engine::run(engine);
+        });
+        report.add(c,
+                   "serving, " + to_string(mode) + ", 64 requests of " + std::to_string(length) +
+                       " + " + std::to_string(length) + " tokens",
+                   kRequests * length / seconds, "token/s");
+    }
+}
+
 // One prompt of the whole context.
 void report_prefill(const Case& c, Untrained& u, Report& report) {
     std::mt19937 random(1);
@@ -419,26 +448,36 @@ void report_prefill(const Case& c, Untrained& u, Report& report) {
     }
 }
 
-// The same rollout, a prompt of one token and its response, rebuilt in two ways: decoded again
-// token by token, and replayed in one parallel pass from its recorded states. Both give the states
-// and the cache. The quotient is what recording the states saves.
-constexpr int kPrompt = 1;
+// The same rollout, a prompt of one token and 512 of its response, rebuilt in three ways: decoded
+// again token by token, replayed in one parallel pass from its recorded states, and in three passes
+// from its tokens alone. The first two give the same states and cache. The quotients are what
+// recording the states, or replaying, saves.
+constexpr int kPrompt = 1, kReplayed = 512;
 
 void report_replay(const Case& c, Untrained& u, Report& report) {
     std::mt19937 random(1);
-    const Tokens tokens =
-        random_tokens(std::min(c.model.context, kDecoded), c.model.vocab_size, random);
+    const Tokens tokens = random_tokens(kPrompt + kReplayed, c.model.vocab_size, random);
+    const auto seconds = [&](const std::function<void()>& rebuild) {
+        return median_seconds([&] {
+            rebuild();
+            u.context.synchronize();
+        });
+    };
     const tensor::Tensor states = core::decode_known(u.model, tokens, kPrompt, Mode::soft).hidden;
-    const double decoded = median_seconds([&] {
-        core::decode_known(u.model, tokens, kPrompt, Mode::soft);
-        u.context.synchronize();
+    const double decoded =
+        seconds([&] { core::decode_known(u.model, tokens, kPrompt, Mode::soft); });
+    const double recorded =
+        seconds([&] { core::replay_recorded(u.model, tokens, kPrompt, Mode::soft, states); });
+    const double passes = seconds([&] {
+        core::Replay replay(u.model, tokens, kPrompt, Mode::soft);
+        replay.run({.passes = 3});
+        replay.trace();
     });
-    const double replayed = median_seconds([&] {
-        core::replay_recorded(u.model, tokens, kPrompt, Mode::soft, states);
-        u.context.synchronize();
-    });
-    report.add(c, "replay from recorded states, soft", double(tokens.size()) / replayed, "token/s");
-    report.add(c, "decoding again / replay, soft, time", decoded / replayed, "");
+    const std::string name = "replay of " + std::to_string(kReplayed) + " tokens, soft, ";
+    report.add(c, name + "recorded states", kReplayed / recorded, "token/s");
+    report.add(c, name + "three passes", kReplayed / passes, "token/s");
+    report.add(c, "decoding again / recorded states, time", decoded / recorded, "");
+    report.add(c, "decoding again / three passes, time", decoded / passes, "");
 }
 
 bool same_bits(const tensor::Tensor& a, const tensor::Tensor& b) {
@@ -486,11 +525,12 @@ int run_all() {
         if (c.tokens_per_step > 0 && c.on_cpu() && c.wants("memory")) report_memory(c, report);
     for (const Case& c : cases) {
         const bool decode = c.wants("decode"), prefill = c.wants("prefill"),
-                   replay = c.wants("replay");
-        if (decode || prefill || replay) {
+                   replay = c.wants("replay"), serve = c.wants("serve");
+        if (decode || prefill || replay || serve) {
             Untrained u(c);
             check(c, u);
             if (decode) report_decoding(c, u, report);
+            if (serve) report_serving(c, u, report);
             if (prefill) report_prefill(c, u, report);
             if (replay) report_replay(c, u, report);
         }
@@ -515,7 +555,7 @@ int main(int argc, char** argv) {
     app.option_defaults()->always_capture_default();
     app.add_option("filter", options.filters,
                    "regular expressions over shape/dtype/section; the sections are memory, decode, "
-                   "prefill, replay, train");
+                   "serve, prefill, replay, train");
     app.add_option("--shape", options.shapes, "of bench/shapes/ or apps/presets/")
         ->delimiter(',')
         ->allow_extra_args(false);
