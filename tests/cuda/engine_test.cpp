@@ -7,6 +7,7 @@
 #include "model/core/probe.h"
 #include "model/core/replay.h"
 #include "model/data/tasks.h"
+#include "model/engine/generator.h"
 #include "model/engine/trainer.h"
 #include "tests/cuda/device.h"
 #include "tests/model/model_test.h"
@@ -103,6 +104,45 @@ TEST_P(CudaEngine, DecodingDoesNotDependOnTheBatch) {
         hidden.insert(hidden.end(), row.begin(), row.end());
     }
     EXPECT_TRUE(same_bits(hidden, alone.hidden));
+}
+
+// Prompts in pieces beside decoding, all modes in one batch, samples that share pages, and too few
+// pages for all: what each sequence gives alone.
+TEST_P(CudaEngine, ServingDoesNotDependOnCompanyOrPages) {
+    Model model(*context, small_config(), GetParam());
+    randomise(model, false);
+    std::vector<model::engine::Request> requests(3);
+    for (size_t i = 0; i < 3; ++i) {
+        requests[i].mode = std::vector{Mode::soft, Mode::fused, Mode::standard}[i];
+        requests[i].tokens = random_tokens(std::vector{60, 9, 62}[i], 23, unsigned(i));
+        requests[i].seed = i;
+        requests[i].max_tokens = 7;
+        requests[i].keep_states = true;
+    }
+    std::vector<model::engine::Rollout> alone;
+    for (const model::engine::Request& request : requests)
+        for (int i = 0; i < 2; ++i) {
+            model::engine::Engine engine(model);
+            model::engine::Request one = request;
+            one.stream += uint64_t(i);
+            engine.submit(one);
+            model::engine::run(engine);
+            alone.push_back(engine.take(0));
+        }
+    model::engine::Engine engine(model, {.sequences = 6, .rows = 25, .pages = 3});
+    for (const model::engine::Request& request : requests) engine.submit(request, 2);
+    model::engine::run(engine);
+    for (size_t i = 0; i < 6; ++i) {
+        const model::engine::Rollout r = engine.take(int64_t(i));
+        EXPECT_EQ(r.tokens, alone[i].tokens) << i;
+        EXPECT_EQ(r.logprobs, alone[i].logprobs) << i;
+        EXPECT_TRUE(same_bits(std::vector<double>(r.states.begin(), r.states.end()),
+                              {alone[i].states.begin(), alone[i].states.end()}))
+            << i;
+    }
+    EXPECT_GT(engine.counts().preempted, 0);
+    EXPECT_GT(engine.counts().rebuilt, 0);
+    EXPECT_EQ(engine.store().held(), 0);
 }
 
 // Sequences come and go between the steps, also right before the step that is recorded.
