@@ -71,6 +71,10 @@ int64_t Engine::submit(const Request& request, int samples) {
         refuse(": " + std::to_string(size) + " tokens with a prompt of " + std::to_string(P) +
                " need " + std::to_string(size - P) + " log-probabilities, got " +
                std::to_string(request.logprobs.size()));
+    if (const kernels::Status bad =
+            kernels::sample_arguments(&request.sampling, 1, model.vocab_size);
+        bad.code != kernels::Code::ok)
+        refuse(": " + std::string(bad.message));
     const bool has_states = request.states.defined();
     if (has_states ? request.states.shape() != tensor::Shape({size - 1, model.dim}) ||
                          request.states.dtype() != model_.dtype()

@@ -1,7 +1,9 @@
 // Generation for many sequences at once. Each step is one call of the stack: a token of every
 // sequence that decodes, and pieces of the prompts of those that do not yet. A sequence's tokens,
 // states and log-probabilities have the same bits whatever else is in the batch, how its prompt was
-// cut, what of it was found again, and however often it was preempted on the way.
+// cut, what of it was found again, and however often it was preempted on the way. An engine is for
+// weights that stay as they are, since pages are found by their tokens alone: after an update, make
+// another.
 #pragma once
 #include <cstdint>
 #include <map>

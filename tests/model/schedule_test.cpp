@@ -1,7 +1,7 @@
 // The engine against one sequence at a time, by memcmp: random arrivals, cancellations, pages that
 // run out, cuts of prompts, shared prompts, continued rollouts.
+#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/philox.h"
 #include "model/engine/engine.h"
@@ -309,6 +309,9 @@ TEST_P(Schedules, RequestsThatCannotBe) {
         r.prompt_length = 4;
         r.logprobs = {-1, -1, -1};
     }));
+    EXPECT_TRUE(
+        refused({"temperature"}, [](Request& r) { r.sampling.temperature = std::nanf(""); }));
+    EXPECT_TRUE(refused({"top_k"}, [](Request& r) { r.sampling.top_k = -1; }));
     EXPECT_TRUE(engine.idle());
 }
 
