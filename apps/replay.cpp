@@ -200,8 +200,10 @@ bool Replay::certify(Console& console, core::Model& model, const Rollout& r,
                                {"what", certificate->holds() ? json() : json(d.what)},
                                {"ms", ms}};
     if (!certificate->holds()) {
-        console.warn(name_of(r) + " is refused: the recorded " + d.what + " at position " +
-                     std::to_string(d.position) + " is not what one pass over the record gives");
+        console.warn(name_of(r) +
+                     " is refused: one pass over the record gives other bits at "
+                     "position " +
+                     std::to_string(d.position) + " (" + d.what + ")");
         return false;
     }
     console.line(format("certified in %.1f ms: every bit of", ms) +
@@ -229,9 +231,10 @@ bool Replay::replay(Console& console, core::Model& model, const Rollout& rollout
             const core::Difference d =
                 core::first_difference(model, rollout.tokens, P, record_of(rollout), *own);
             if (d.position >= 0) {
-                console.warn(name_of(rollout) + ": the recorded " + d.what +
-                             " differs from decoding the same tokens, first at position " +
-                             std::to_string(d.position));
+                console.warn(name_of(rollout) +
+                             ": decoding the same tokens gives other bits than "
+                             "the record (" +
+                             d.what + "), first at position " + std::to_string(d.position));
                 ok = false;
             }
             document["states_equal"] = d.position < 0;
