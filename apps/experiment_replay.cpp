@@ -21,7 +21,7 @@ using core::ReplayLimits;
 using tensor::DType;
 using tensor::Tensor;
 
-constexpr int kPrompt = 16, kSamples = 4;
+constexpr int kPrompt = 16, kSamples = 2;
 constexpr int kFed = 512;  // positions of the response: four times the length that was trained
 constexpr int kShown[] = {1, 2, 3, 4, 8, 16, 32};
 constexpr int kPlotted = 32;  // passes in the figure, each of them
@@ -111,23 +111,22 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded, DType dtype
     }
 }
 
-// The figure's numbers: of every number of passes, K and V errors in f32 and in bf16, of one recipe
-// a block; nan where there is none.
+// The figure's numbers, as a table with tabs: by the number of passes, the keys' error of every
+// recipe in every dtype.
 std::string plot_rows(const Experiment& lab, const std::vector<Recipe>& recipes) {
-    std::string out;
-    for (const Recipe& recipe : recipes) {
-        out += "\"" + without_text(recipe.name) + "\"\n# passes";
-        for (const char* dtype : {"f32", "bf16"}) out += format("\tK %s\tV %s", dtype, dtype);
-        for (int passes = 1; passes <= lab.size(kPlotted); ++passes) {
-            out += format("\n%d", passes);
-            for (const char* dtype : {"f32", "bf16"})
-                for (const char* what : {"keys", "values"})
-                    out += format("\t%g",
-                                  lab.median(recipe.name, format("%s/%s/%d", what, dtype, passes)));
-        }
-        out += "\n\n\n";
+    std::string out = "passes";
+    for (const Recipe& recipe : recipes)
+        for (DType dtype : dtypes(lab))
+            out += "\t" + without_text(recipe.name) + ", " + tensor::name_of(dtype);
+    for (int passes = 1; passes <= lab.size(kPlotted); ++passes) {
+        out += format("\n%d", passes);
+        for (const Recipe& recipe : recipes)
+            for (DType dtype : dtypes(lab))
+                out += format(
+                    "\t%g",
+                    lab.median(recipe.name, format("keys/%s/%d", tensor::name_of(dtype), passes)));
     }
-    return out;
+    return out + "\n";
 }
 
 }  // namespace
