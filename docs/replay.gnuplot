@@ -1,17 +1,18 @@
 # Error of replay against the number of passes: from the table that `fbt experiment replay` writes
 # to an SVG.   gnuplot -e "table='replay.tsv'; figure='replay.svg'" docs/replay.gnuplot
-set terminal svg noenhanced size 760,480 font 'sans-serif,13' background 'white'
+set terminal svg noenhanced size 720,480 font 'sans-serif,13' background 'white'
 set output figure
 set datafile separator "\t"
 set logscale y
 set format y '%g'
 set xlabel 'passes'
-set ylabel 'error of the keys, % of their norm'
+set ylabel 'K error, %'
 set xrange [1:32]
 set yrange [1e-5:200]
+set lmargin 12
 set xtics (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
-set grid ytics lc rgb '#dddddd'
-set key outside below maxrows 3
+set grid ytics lt 1 lc rgb '#dddddd'
+set key inside bottom left
 # The table has f32 and bf16 of every recipe: one colour each, bf16 dashed. The public PyTorch
 # implementation's errors are of the paper's 1B model, over 1,670 tokens.
 $public << END
