@@ -262,8 +262,11 @@ TEST_F(ReplayFlags, SavesAndCompares) {
     // Every element counts, and so does the sign of a zero.
     Tensors tensors(w / "a.safetensors");
     tensors.all.at("values/0.1").second[19 * 6 + 6 * 4 + 3] = 0.0f;
+    tensors.all.at("values/0.1").second[6 * 9] = 0.0f;
     tensors.write(w / "c.safetensors");
     tensors.all.at("values/0.1").second[19 * 6 + 6 * 4 + 3] = -0.0f;
+    // In the second layer, position 4; in the first one, a later one.
+    tensors.all.at("values/0.1").second[6 * 9] = -0.0f;
     tensors.write(w / "d.safetensors");
     const Result zero = compare("c.safetensors", "d.safetensors", {"--json"});
     EXPECT_EQ(zero.code, 1);
