@@ -21,7 +21,7 @@ using core::ReplayLimits;
 using tensor::DType;
 using tensor::Tensor;
 
-constexpr int kPrompt = 16, kSamples = 2;
+constexpr int kPrompt = 16;
 constexpr int kFed = 512;  // positions of the response: four times the length that was trained
 constexpr int kShown[] = {1, 2, 3, 4, 8, 16, 32};
 constexpr int kPlotted = 32;  // passes in the figure, each of them
@@ -48,9 +48,9 @@ std::vector<DType> dtypes(const Experiment& lab) {
     return {DType::f32, DType::bf16};
 }
 
-// QUANTITY/DTYPE/WAY, a way being a number of passes, one of ways() or "recorded": keys, values,
-// kl, logprob, argmax, prefix, ran (passes) and computed (positions over the response's), means
-// over the samples, of the prefix the smallest.
+// Of a rollout, QUANTITY/DTYPE/WAY, a way being a number of passes, one of ways() or "recorded":
+// keys, values, kl, logprob, argmax, prefix, ran (passes) and computed (positions over the
+// response's).
 void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded, DType dtype) {
     const Corpus corpus(lab.config().data, "");
     const core::Batch text = *corpus.validation({kPrompt}, run.seed, 1, kPrompt)();
@@ -63,52 +63,46 @@ void measure(Experiment& lab, TrainedRun& run, const Loaded& loaded, DType dtype
     core::load_parameters(loaded.checkpoint, model, false);
 
     engine::GenerateConfig sampling;
-    sampling.samples = kSamples;
+    sampling.samples = 2;  // one is measured, whose states were computed in company
     sampling.max_tokens = fed_response + 1;
     sampling.sampling.temperature = 0.8f;
     sampling.seed = run.seed;
     sampling.keep_states = true;
-    const auto add = [&](const std::string& what, const std::string& way, double value) {
-        nlohmann::json& slot = run.measured[what + "/" + tensor::name_of(dtype) + "/" + way];
-        if (what == "prefix")
-            slot = slot.is_null() ? value : std::min(slot.get<double>(), value);
-        else
-            slot = (slot.is_null() ? 0.0 : slot.get<double>()) + value / kSamples;
+    const engine::Rollout r = engine::generate(model, {prompt}, sampling).back();
+    const std::vector<int32_t> fed(r.tokens.begin(), r.tokens.end() - 1);
+    const std::vector<int32_t> next(r.tokens.begin() + kPrompt + 1, r.tokens.end());
+    const core::Trace own = core::decode_known(model, fed, kPrompt, r.mode);
+    const auto put = [&](const char* what, const std::string& way, double value) {
+        run.measured[what + ("/" + std::string(tensor::name_of(dtype))) + "/" + way] = value;
     };
-    for (const engine::Rollout& r : engine::generate(model, {prompt}, sampling)) {
-        lab.check_stop();
-        const std::vector<int32_t> fed(r.tokens.begin(), r.tokens.end() - 1);
-        const std::vector<int32_t> next(r.tokens.begin() + kPrompt + 1, r.tokens.end());
-        const core::Trace own = core::decode_known(model, fed, kPrompt, r.mode);
-        const auto compare = [&](const std::string& way, const core::Trace& replayed, int64_t ran,
-                                 int64_t computed) {
-            const core::ReplayError e = core::compare(model, own, replayed, kPrompt, next);
-            add("keys", way, e.keys);
-            add("values", way, e.values);
-            add("argmax", way, e.argmax);
-            add("kl", way, e.kl);
-            add("logprob", way, e.logprob);
-            add("prefix", way, double(e.prefix));
-            add("ran", way, double(ran));
-            add("computed", way, double(computed) / fed_response);
-        };
-        core::Replay replay(model, fed, kPrompt, r.mode);
-        while (replay.passes() < lab.size(kPlotted)) {
-            replay.next();
-            compare(std::to_string(replay.passes()), replay.trace(), replay.passes(),
-                    replay.computed());
-        }
-        for (const Way& way : ways()) {
-            lab.check_stop();
-            replay.run(way.limits);
-            compare(way.name, replay.trace(), replay.passes(), replay.computed());
-        }
-        // The states that generating recorded, among other sequences; not those of decode_known.
-        const core::Certificate certificate =
-            core::certify(model, r.tokens, kPrompt, r.mode, {r.states, {}, {}, r.logprobs});
-        compare("recorded", certificate.trace, 1, fed_response);
-        add("certified", "recorded", certificate.holds());
+    const auto compare = [&](const std::string& way, const core::Trace& replayed, int64_t ran,
+                             int64_t computed) {
+        const core::ReplayError e = core::compare(model, own, replayed, kPrompt, next);
+        put("keys", way, e.keys);
+        put("values", way, e.values);
+        put("argmax", way, e.argmax);
+        put("kl", way, e.kl);
+        put("logprob", way, e.logprob);
+        put("prefix", way, double(e.prefix));
+        put("ran", way, double(ran));
+        put("computed", way, double(computed) / fed_response);
+    };
+    core::Replay replay(model, fed, kPrompt, r.mode);
+    while (replay.passes() < lab.size(kPlotted)) {
+        replay.next();
+        compare(std::to_string(replay.passes()), replay.trace(), replay.passes(),
+                replay.computed());
     }
+    for (const Way& way : ways()) {
+        lab.check_stop();
+        replay.run(way.limits);
+        compare(way.name, replay.trace(), replay.passes(), replay.computed());
+    }
+    // The states that generating recorded, not those of decode_known.
+    const core::Certificate certificate =
+        core::certify(model, r.tokens, kPrompt, r.mode, {r.states, {}, {}, r.logprobs});
+    compare("recorded", certificate.trace, 1, fed_response);
+    put("certified", "recorded", certificate.holds());
 }
 
 // The figure's numbers, as a table with tabs: by the number of passes, the keys' error of every
