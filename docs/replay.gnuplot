@@ -12,7 +12,7 @@ set yrange [1e-5:200]
 set lmargin 12
 set xtics (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 set grid ytics lt 1 lc rgb '#dddddd'
-set key inside bottom left
+set key inside bottom left Left reverse samplen 2
 # The table has f32 and bf16 of every recipe: one colour each, bf16 dashed. The public PyTorch
 # implementation's errors are of the paper's 1B model, over 1,670 tokens.
 $public << END
