@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -321,7 +322,7 @@ void keep(Rollout& r, const core::Trace& trace) {
 // Of two tensors of one shape and dtype.
 struct Gap {
     double relative = 0;    // |a - b| / |a|, L2
-    int64_t position = -1;  // the first whose bits differ
+    int64_t position = -1;  // the first whose bits differ, or that is not finite
 };
 
 Gap gap_between(const SafetensorsFile& a, const SafetensorsFile& b, const std::string& name) {
@@ -339,7 +340,8 @@ Gap gap_between(const SafetensorsFile& a, const SafetensorsFile& b, const std::s
         size += x[i] * x[i];
         const int64_t t = int64_t(i) / width % T;
         if ((gap.position < 0 || t < gap.position) &&
-            std::memcmp(p.data() + i * each, q.data() + i * each, each) != 0)
+            (!std::isfinite(x[i]) ||
+             std::memcmp(p.data() + i * each, q.data() + i * each, each) != 0))
             gap.position = t;
     }
     if (difference != 0) gap.relative = std::sqrt(difference / size);

@@ -277,6 +277,14 @@ TEST_F(ReplayFlags, SavesAndCompares) {
     EXPECT_NE(compare("c.safetensors", "d.safetensors").out.find("the files differ"),
               std::string::npos);
 
+    // What is not a number is never the same.
+    Tensors broken(w / "a.safetensors");
+    broken.all.at("keys/0.0").second[6 * 3] = NAN;
+    broken.write(w / "c.safetensors");
+    const Result nan = compare("c.safetensors", "c.safetensors", {"--json"});
+    EXPECT_EQ(nan.code, 1);
+    EXPECT_EQ(json::parse(nan.out)["tensors"][0]["position"], 3);
+
     tensors.metadata["weights"] = "0123456789abcdef";
     tensors.write(w / "c.safetensors");
     EXPECT_NE(compare("c.safetensors", "d.safetensors").err.find("different weights"),
