@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -189,8 +190,10 @@ bool Replay::certify(Console& console, core::Model& model, const Rollout& r,
                                {"what", certificate->holds() ? json() : json(d.what)},
                                {"ms", ms}};
     if (!certificate->holds()) {
-        console.warn(name_of(r) + " is refused: the recorded " + d.what + " at position " +
-                     std::to_string(d.position) + " is not what one pass over the record gives");
+        console.warn(name_of(r) +
+                     " is refused: one pass over the record gives other bits at "
+                     "position " +
+                     std::to_string(d.position) + " (" + d.what + ")");
         return false;
     }
     console.line(format("certified in %.1f ms: every bit of", ms) +
@@ -218,9 +221,10 @@ bool Replay::replay(Console& console, core::Model& model, const Rollout& rollout
             const core::Difference d =
                 core::first_difference(model, rollout.tokens, P, record_of(rollout), *own);
             if (d.position >= 0) {
-                console.warn(name_of(rollout) + ": the recorded " + d.what +
-                             " differs from decoding the same tokens, first at position " +
-                             std::to_string(d.position));
+                console.warn(name_of(rollout) +
+                             ": decoding the same tokens gives other bits than "
+                             "the record (" +
+                             d.what + "), first at position " + std::to_string(d.position));
                 ok = false;
             }
             document["states_equal"] = d.position < 0;
@@ -302,7 +306,7 @@ void keep(Rollout& r, const core::Trace& trace) {
 // Of two tensors of one shape and dtype.
 struct Gap {
     double relative = 0;    // |a - b| / |a|, L2
-    int64_t position = -1;  // the first whose bits differ
+    int64_t position = -1;  // the first whose bits differ, or that is not finite
 };
 
 Gap gap_between(const SafetensorsFile& a, const SafetensorsFile& b, const std::string& name) {
@@ -320,7 +324,8 @@ Gap gap_between(const SafetensorsFile& a, const SafetensorsFile& b, const std::s
         size += x[i] * x[i];
         const int64_t t = int64_t(i) / width % T;
         if ((gap.position < 0 || t < gap.position) &&
-            std::memcmp(p.data() + i * each, q.data() + i * each, each) != 0)
+            (!std::isfinite(x[i]) ||
+             std::memcmp(p.data() + i * each, q.data() + i * each, each) != 0))
             gap.position = t;
     }
     if (difference != 0) gap.relative = std::sqrt(difference / size);

@@ -125,8 +125,9 @@ Difference first_difference(Model& model, const std::vector<int32_t>& tokens, in
             log_probabilities(model.logits(trace.hidden.rows(prompt_length - 1 + i, rows)),
                               {sampled, sampled + rows});
         for (int64_t r = 0; r < rows && same; ++r) {
-            same = std::bit_cast<uint64_t>(own[size_t(r)]) ==
-                   std::bit_cast<uint64_t>(record.logprobs[size_t(i + r)]);
+            same = std::isfinite(own[size_t(r)]) &&
+                   std::bit_cast<uint64_t>(own[size_t(r)]) ==
+                       std::bit_cast<uint64_t>(record.logprobs[size_t(i + r)]);
             if (!same) differs(prompt_length + i + r, "log-probability");
         }
     }
@@ -134,7 +135,8 @@ Difference first_difference(Model& model, const std::vector<int32_t>& tokens, in
                           const Tensor& computed) {
         const std::vector<double> own = computed.to_double();
         for (size_t i = 0; i < own.size(); ++i)
-            if (std::bit_cast<uint32_t>(float(own[i])) != std::bit_cast<uint32_t>(recorded[i])) {
+            if (!std::isfinite(own[i]) ||
+                std::bit_cast<uint32_t>(float(own[i])) != std::bit_cast<uint32_t>(recorded[i])) {
                 differs(int64_t(i) / (int64_t(own.size()) / computed.dim(0)), what);
                 return;
             }

@@ -31,8 +31,9 @@ class Replay {
     // tokens: every token that was fed, P of them the prompt's, at least one the response's.
     Replay(Model& model, std::vector<int32_t> tokens, int prompt_length, Mode mode);
 
-    void next();                           // one more pass over the response
-    void run(const ReplayLimits& limits);  // begins anew
+    void next();  // one more pass over the response
+    void run(
+        const ReplayLimits& limits);  // begins anew; where in blocks, next() is of the last one
 
     int passes() const { return passes_; }  // of all blocks together
     // Response positions that the passes ran, and that they would have run without leaving any out.
@@ -81,7 +82,8 @@ struct Difference {
     std::string what;       // "log-probability", "keys of layer 2", "values of layer 2", "state"
 };
 // The first position where something that was recorded has not every bit of what a trace of the
-// same tokens (the last sampled one included) has or, for log-probabilities, makes.
+// same tokens (the last sampled one included) has or, for log-probabilities, makes; or where that
+// is not finite, which no rollout is.
 Difference first_difference(Model& model, const std::vector<int32_t>& tokens, int prompt_length,
                             const Record& record, const Trace& trace);
 

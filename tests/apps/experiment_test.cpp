@@ -237,12 +237,27 @@ TEST(Experiment, ACommandSaysWhatItWrote) {
     EXPECT_EQ(rows[0]["seconds"], document["runs"][0]["seconds"]);
     for (const json& run : rows) {
         const json& m = run["measured"];
-        EXPECT_EQ(m["keys/recorded"], 0.0);
-        EXPECT_EQ(m["values/recorded"], 0.0);
-        EXPECT_EQ(m["prefix/recorded"], m["positions"]);
-        EXPECT_GT(m["keys/1"], 0.0);
-        EXPECT_GE(m["prefix/12"], 11.0);
+        for (const std::string dtype : {"f32", "bf16"}) {
+            EXPECT_EQ(m["keys/" + dtype + "/recorded"], 0.0);
+            EXPECT_EQ(m["values/" + dtype + "/recorded"], 0.0);
+            EXPECT_EQ(m["certified/" + dtype + "/recorded"], 1.0);
+            EXPECT_EQ(m["prefix/" + dtype + "/recorded"], 16);
+            EXPECT_GT(m["keys/" + dtype + "/1"], 0.0);
+            EXPECT_GE(m["prefix/" + dtype + "/12"], 11.0);
+            EXPECT_EQ(m["keys/" + dtype + "/exact, blocks of 16"], 0.0);
+            EXPECT_EQ(m["prefix/" + dtype + "/exact"], 16);
+            EXPECT_LE(m["computed/" + dtype + "/exact"], 1 + 17.0 / 2);
+            EXPECT_LT(m["keys/" + dtype + "/change 0.01"], m["keys/" + dtype + "/2"]);
+            EXPECT_LE(m["keys/" + dtype + "/change 0.001"], m["keys/" + dtype + "/change 0.01"]);
+            EXPECT_LE(m["computed/" + dtype + "/change 0.01"], m["computed/" + dtype + "/exact"]);
+        }
     }
+    const std::string plot = get(w / "out/quick/replay.tsv");
+    EXPECT_EQ(std::count(plot.begin(), plot.end(), '\n'), 1 + 16) << plot;
+    EXPECT_EQ(plot.substr(0, plot.find('\n')),
+              "passes\t3-pass-gated_product, f32\t3-pass-gated_product, bf16\t80-3-20-5, f32"
+              "\t80-3-20-5, bf16\t75-22-3, f32\t75-22-3, bf16");
+    EXPECT_EQ(plot.find("nan"), std::string::npos) << plot;
 }
 
 TEST(Experiment, StoppedItSavesAndGoesOn) {

@@ -299,6 +299,24 @@ TEST(Replay, OfStandardDecodingIsOnePass) {
     EXPECT_EQ(certify(model, tokens, P, Mode::standard, kept.record()).difference.position, 0);
 }
 
+TEST(Replay, WhatIsNotANumberIsNeverCertified) {
+    Context context("cpu", 1);
+    Model model(context, small_config(), DType::f32);
+    randomise(model, false);
+    nn::Parameter& embed = model.parameters().all().front();
+    std::vector<double> values = normal<double>(tensor::numel_of(embed.shape()), 1);
+    values[0] = NAN;  // of token 0, and of its logit
+    embed.set(context, values, DType::f32, false);
+    std::vector<int32_t> tokens(12, 5);
+    tokens[9] = 0;
+    Recording kept(model, tokens, 4, Mode::soft);
+    ASSERT_TRUE(std::isnan(kept.states[9 * 24]));
+    EXPECT_EQ(certify(model, tokens, 4, Mode::soft, {kept.states, {}, {}, {}}).difference.position,
+              9);
+    EXPECT_EQ(certify(model, tokens, 4, Mode::soft, kept.record()).difference.what,
+              "log-probability");
+}
+
 // With one sampled token, or none, no position of the response was fed.
 TEST(Replay, CertifiesARolloutThatFedItsPromptOnly) {
     Context context("cpu", 1);
