@@ -94,17 +94,17 @@ void Replay::run(const ReplayLimits& limits) {
 Trace replay_recorded(Model& model, const std::vector<int32_t>& tokens, int prompt_length,
                       Mode mode, const Tensor& states) {
     Decoder decoder(model, mode);
-    std::vector<Tensor> head;
-    const int id = decoder.prefill({{tokens.begin(), tokens.begin() + prompt_length}}, &head)[0];
-    const int64_t T = int64_t(tokens.size()), n = T - prompt_length;
-    if (n == 0) return trace_of(decoder, id, head[0]);
-    Tensor hidden = Tensor::empty(model.context(), {T, model.config().dim}, model.dtype());
-    hidden.rows(0, prompt_length).copy_from(head[0]);
-    const Tensor carried = mode == Mode::standard ? Tensor() : states.rows(prompt_length - 1, n);
-    hidden.rows(prompt_length, n)
-        .copy_from(decoder.rerun(id, prompt_length, {tokens.begin() + prompt_length, tokens.end()},
-                                 carried));
-    return trace_of(decoder, id, hidden);
+    const int T = int(tokens.size()), P = prompt_length, n = T - P;
+    const Tensor carried = mode == Mode::standard || n == 0 ? Tensor() : states.rows(P - 1, n);
+    int id = 0;
+    if (mode == Mode::fused) {  // whose prompt takes two passes of its own
+        id = decoder.prefill({{tokens.begin(), tokens.begin() + P}})[0];
+        if (n > 0) decoder.feed({{id, P, std::span(tokens).subspan(size_t(P)), P, carried}});
+    } else {
+        id = decoder.add();
+        decoder.feed({{id, 0, tokens, mode == Mode::standard ? T : P, carried}});
+    }
+    return trace_of(decoder, id, decoder.store().read_states(decoder.pages(id), 0, T));
 }
 
 constexpr int64_t kLogitRows = 256;  // positions whose logits are in memory at a time
