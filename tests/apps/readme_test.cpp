@@ -25,7 +25,7 @@ TEST(Readme, EveryCommandWorks) {
         if (!line.starts_with("    build/fbt ") && !line.starts_with("    printf ")) continue;
         ++commands;
         if (line.starts_with("    build/fbt train ")) line += " --steps 6";
-        const std::string command = "cd '" + place + "' && " + line + " >out.txt 2>&1";
+        const std::string command = "cd '" + place + "' && (" + line + ") >out.txt 2>&1";
         EXPECT_EQ(std::system(command.c_str()), 0) << line << "\n" << get(place + "/out.txt");
     }
     EXPECT_GE(commands, 8);
