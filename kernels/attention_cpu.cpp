@@ -3,11 +3,14 @@
 // g*(H/G) + i % (H/G), so the heads that share keys share a tile. Tiles are copied, as floats.
 //
 // Scores lie [key][row], a panel of 16 rows in one vector: what softmax does to a row it does in
-// the row's lane. Few rows, as in decoding, would leave lanes empty: theirs lie [row][key].
+// the row's lane. Few rows, as in decoding, would leave lanes empty: theirs lie [row][key], and
+// their keys are not copied, as there is nothing to use a copy for again.
 //
 // Nothing depends on how rows fall into tiles: every dot product is one chain over c, every sum
 // over keys or rows one chain in ascending order that holds exactly those that see each other.
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -28,6 +31,7 @@ constexpr int kTileRows = kStep / 2, kTilePanels = 1;
 #endif
 constexpr int kChunk = 4;  // splits whose dk and dv are one item of work where heads are few
 constexpr int kFew = 4;    // rows of a tile, up to which their scores lie in rows
+constexpr int kFewHeads = kRows / kLanes;  // that are then handled together
 constexpr int kMaxStride = kMaxHeadDim + kLanes;
 
 template <int n>
@@ -61,9 +65,9 @@ void product(float* out, int64_t out_stride, const float* a, int64_t stride, con
 
 // out[x,c] = (add ? out[x,c] : 0) + sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows
 // and P panels of columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
-template <int64_t kRow, int64_t kColumn, int R, int P>
+template <int64_t kRow, int64_t kColumn, int R, int P, class T>
 void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const float* w,
-                   const float* b, int64_t stride, const int* begin, const int* end) {
+                   const T* b, int64_t stride, const int* begin, const int* end) {
     // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
     // sum, not even as 0 * b.
     const int first = begin[0], middle = begin[R - 1];
@@ -94,20 +98,22 @@ void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const 
 }
 
 // The same for n rows and all columns.
-template <int64_t kRow, int64_t kColumn, int R = kTileRows>
+template <int64_t kRow, int64_t kColumn, int R = kTileRows, class T>
 void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, const float* w,
-                  const float* b, int64_t stride, const int* begin, const int* end) {
+                  const T* b, int64_t stride, const int* begin, const int* end) {
+    constexpr int kPanels = (R <= 2 ? 2 : 1) * kTilePanels;  // enough sums to hide their latency
     int x = 0;
     for (; x + R <= n; x += R) {
-        const auto tile = [&](auto panels, int c) {
-            weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
-                                                    columns - c, add, w + x * kRow, b + c, stride,
-                                                    begin + x, end + x);
-        };
         int c = 0;
-        for (; c + (kTilePanels - 1) * kLanes < columns; c += kTilePanels * kLanes)
-            tile(constant<kTilePanels>, c);
-        if (c < columns) tile(constant<1>, c);
+        const auto tiles = [&](auto panels) {
+            for (; c + (panels - 1) * kLanes < columns; c += panels * kLanes)
+                weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
+                                                        columns - c, add, w + x * kRow, b + c,
+                                                        stride, begin + x, end + x);
+        };
+        tiles(constant<kPanels>);
+        if constexpr (kPanels > 2) tiles(constant<2>);
+        tiles(constant<1>);
     }
     if constexpr (R > 1)
         if (x < n)
@@ -134,7 +140,7 @@ void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t 
     std::fill(to + count * stride, to + round_up(count, kLanes) * stride, 0.f);
 }
 
-typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+using Lanes = float __attribute__((vector_size(4 * kLanes)));
 
 // Copied rows, and once more in panels of 16 with the columns apart.
 struct Tile {
@@ -154,16 +160,96 @@ struct Tile {
     }
 };
 
-// p[row][key], the scores of n <= kFew rows, for all panels of keys at a time.
-template <int R = kFew>
-void few_scores(float* p, const float* query, int64_t stride, const float* keys, int n, int C) {
+// Keys and values that will be needed soon: `rows` rows of both stores, `width` elements each.
+// Lines are asked for in the order of their addresses, which a processor's own prefetchers follow,
+// and a few at a time, as it stops where too many are on their way.
+template <class T>
+struct Fetch {
+    static constexpr int kLine = 64 / sizeof(T);
+    const T *k = nullptr, *v = nullptr;
+    int64_t stride = 0;
+    int rows = 0, width = 0, column = 0;
+
+    int lines() const { return int(rows * ceil_div(width, kLine)); }
+    void some(int lines) {
+        for (; lines > 0 && rows > 0; --lines) {
+            __builtin_prefetch(k + column, 0, 2);
+            __builtin_prefetch(v + column, 0, 2);
+            column += kLine;
+            if (column < width) continue;
+            column = 0;
+            k += stride;
+            v += stride;
+            --rows;
+        }
+    }
+};
+
+// 16 columns of floats, or 32 of bf16, of a split's keys, transposed: words[w][s/16] holds a float
+// or a pair of bf16 of 16 keys.
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Transposed = Words[kLanes][kKeyBlock / kLanes];
+template <class T>
+constexpr int kElements = 4 / sizeof(T);  // of a word
+
+template <class T>
+void transpose_keys(Transposed& words, const T* keys, int64_t stride, int count, int columns,
+                    Fetch<T>& fetch, int lines) {
+    constexpr int kColumns = kLanes * kElements<T>;
+    int s = 0;
+    for (; s < count; s += kLanes, keys += kLanes * stride) {
+        fetch.some(lines);
+        const int here = std::min(count - s, kLanes);
+        const T* from = keys;
+        int64_t from_stride = stride;
+        T part[kLanes * kColumns];
+        if (here < kLanes || columns < kColumns) {
+            std::fill_n(part, kLanes * kColumns, T(0.f));
+            for (int l = 0; l < here; ++l)
+                std::copy_n(keys + l * stride, columns, part + l * kColumns);
+            from = part;
+            from_stride = kColumns;
+        }
+        Words x[kLanes];
+        for (int l = 0; l < kLanes; ++l) std::memcpy(&x[l], from + l * from_stride, sizeof x[l]);
+        cpu::transpose(x);
+        for (int w = 0; w < kLanes; ++w) words[w][s / kLanes] = x[w];
+    }
+    for (; s < kKeyBlock; s += kLanes)
+        for (int w = 0; w < kLanes; ++w) words[w][s / kLanes] = Words{};
+}
+
+// p[row][key] += sum_c query[row,c] * key[c]  over those columns, of n <= kFew rows
+template <class T, int R = kFew>
+void few_scores(float* p, const float* query, int64_t stride, int n, const Transposed& words,
+                int columns) {
     constexpr int kPanels = R <= 2 ? 4 : kTilePanels;  // enough sums to hide an addition's latency
     if (n <= R / 2) {
-        if constexpr (R > 1) few_scores<R / 2>(p, query, stride, keys, n, C);
+        if constexpr (R > 1) few_scores<T, R / 2>(p, query, stride, n, words, columns);
         return;
     }
-    for (int s = 0; s < kKeyBlock; s += kPanels * kLanes)
-        product<kPanels, R>(p + s, kKeyBlock, query, stride, keys + s * C, 0, n, C);
+    for (int s = 0; s < kKeyBlock; s += kPanels * kLanes) {
+        Vec sum[R][kPanels];
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < kPanels; ++i) sum[r][i] = load(p + r * kKeyBlock + s + i * kLanes);
+        for (int c = 0; c < columns; c += kElements<T>) {
+            const Words* keys = words[c / kElements<T>] + s / kLanes;
+            for (int e = 0; e < kElements<T>; ++e) {
+                Vec key[kPanels];
+                for (int i = 0; i < kPanels; ++i) {
+                    Words word = keys[i];
+                    if (kElements<T> == 2) word = e == 0 ? word << 16 : word & 0xffff0000u;
+                    key[i] = std::bit_cast<Vec>(word);
+                }
+                for (int r = 0; r < R; ++r) {
+                    const Vec u = splat(query[r * stride + c + e]);
+                    for (int i = 0; i < kPanels; ++i) sum[r][i] = fma(u, key[i], sum[r][i]);
+                }
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < kPanels; ++i) store(p + r * kKeyBlock + s + i * kLanes, sum[r][i]);
+    }
 }
 
 // What the rows of one span and key head share.
@@ -188,16 +274,20 @@ struct Rows {
     template <class T>
     void gather(Tile& to, int64_t stride, const T* from, int i, int n) const {
         for (int r = 0; r < n; ++r) copy_row(to.row + r * stride, from + head(i + r) * C, C);
-        std::fill(to.row + n * stride, to.row + kRows * stride, 0.f);
+        std::fill(to.row + n * stride, to.row + round_up(n, kLanes) * stride, 0.f);
         to.transpose(stride, n, C);
     }
     // The keys [base, base+count) that the tile's rows [i, i+n) see, counted from base. Rows of
     // padding copy the last row's.
     void keys_of_rows(Ranges& keys, int i, int n, int base, int count) const {
-        for (int r = 0; r < round_up(n, kLanes); ++r) {
-            const int t = position(i + std::min(r, n - 1));
+        for (int r = 0; r < n; ++r) {
+            const int t = position(i + r);
             keys.begin[r] = std::clamp(first_visible(t, window) - base, 0, count);
             keys.end[r] = std::clamp(t + 1 - base, 0, count);
+        }
+        for (int r = n; r < round_up(n, kLanes); ++r) {
+            keys.begin[r] = keys.begin[n - 1];
+            keys.end[r] = keys.end[n - 1];
         }
     }
     // The other way: which of the rows see each key, counted from i.
@@ -266,8 +356,9 @@ struct Softmax {
         combine(r0, m_j, l_j, begin, end);
     }
 
-    // Of the first n <= 16 rows, each with its keys in lanes: p[row][key].
-    void add_few(int n, float* p, int64_t stride, const int* begin, const int* end, float scale) {
+    // Of n <= 16 rows from r0 on, each with its keys in lanes: p[row][key].
+    void add_few(int r0, int n, float* p, int64_t stride, const int* begin, const int* end,
+                 float scale) {
         float m_j[kLanes] = {}, l_j[kLanes] = {};
         for (int r = 0; r < n; ++r) {
             float* score = p + r * stride + begin[r];
@@ -278,7 +369,7 @@ struct Softmax {
             for (int s = 0; s < count; ++s) score[s] = exp(scale * score[s] - most);
             for (int s = 0; s < count; ++s) l_j[r] += score[s];
         }
-        combine(0, m_j, l_j, begin, end);
+        combine(r0, m_j, l_j, begin, end);
     }
 
   private:
@@ -296,6 +387,32 @@ struct Softmax {
     }
 };
 
+// o = o*old_factor + o_j*new_factor, of n rows, the softmax's rows from r0 on
+void combine(float* o, const float* o_j, int64_t stride, const Softmax& softmax, int r0,
+             const int* begin, const int* end, int n, int C) {
+    for (int r = 0; r < n; ++r) {
+        if (begin[r] >= end[r]) continue;
+        const float a = softmax.old_factor[r0 + r], b = softmax.new_factor[r0 + r];
+        float* to = o + r * stride;
+        const float* from = o_j + r * stride;
+#pragma omp simd
+        for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
+    }
+}
+
+// o / l of rows [i0, i0+n), the softmax's rows from r0 on
+template <class T>
+void finish(T* o, float* lse, const float* sum, int64_t stride, const Softmax& softmax, int r0,
+            const Rows& rows, int i0, int n) {
+    for (int r = 0; r < n; ++r) {
+        T* out = o + rows.head(i0 + r) * rows.C;
+        const float l = softmax.l[r0 + r];
+#pragma omp simd
+        for (int c = 0; c < rows.C; ++c) store(out[c], sum[r * stride + c] / l);
+        if (lse) lse[rows.head(i0 + r)] = softmax.m[r0 + r] + std::log(l);
+    }
+}
+
 // One tile of the forward, rows [i0, i0+n).
 template <class T>
 void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Rows& rows, int i0,
@@ -311,21 +428,6 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
 
     rows.gather(query, stride, q, i0, n);
     std::fill_n(sum, n * stride, 0.f);
-    // o_j of the rows from r0 on, weights p, and its combination with o
-    const auto combine = [&](auto row_step, auto key_step, int r0, const float* p) {
-        const int count = std::min(kStep, n - r0);
-        weighted_sum<row_step, key_step>(sum_j, stride, count, columns, false, p, values, stride,
-                                         seen.begin + r0, seen.end + r0);
-        for (int r = r0; r < r0 + count; ++r) {
-            if (seen.begin[r] >= seen.end[r]) continue;
-            const float a = softmax.old_factor[r], b = softmax.new_factor[r];
-            float* to = sum + r * stride;
-            const float* from = sum_j + (r - r0) * stride;
-#pragma omp simd
-            for (int c = 0; c < C; ++c) to[c] = std::fma(to[c], a, from[c] * b);
-        }
-    };
-
     const int lo = first_visible(rows.position(i0), rows.window);
     const int hi = rows.position(i0 + n - 1) + 1;
     for (int j = lo / kKeyBlock; j * kKeyBlock < hi; ++j) {
@@ -335,28 +437,109 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
         copy_keys(keys.row, stride, k + at, k + next, rows.key_stride(), count, C);
         copy_keys(values, stride, v + at, v + next, rows.key_stride(), count, C);
         rows.keys_of_rows(seen, i0, n, base, count);
-        if (n <= kFew) {
-            keys.transpose(stride, count, C);
-            few_scores(p, query.row, stride, keys.panel, n, C);
-            softmax.add_few(n, p, kKeyBlock, seen.begin, seen.end, scale);
-            combine(constant<kKeyBlock>, constant<1>, 0, p);
-            continue;
-        }
         for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
             product<panels>(p, kWidth, keys.row, stride, query.panel + r0 * C, begin, end, C);
             for (int r = r0; r < r0 + panels * kLanes; r += kLanes)
                 softmax.add_lanes(r, p + r - r0, kWidth, seen.begin + r, seen.end + r, scale);
-            for (int r = r0; r < std::min(n, r0 + panels * kLanes); r += kStep)
-                combine(constant<1>, constant<kWidth>, r, p + r - r0);
+            for (int r = r0; r < std::min(n, r0 + panels * kLanes); r += kStep) {
+                const int some = std::min(kStep, n - r);
+                weighted_sum<1, kWidth>(sum_j, stride, some, columns, false, p + r - r0, values,
+                                        stride, seen.begin + r, seen.end + r);
+                combine(sum + r * stride, sum_j, stride, softmax, r, seen.begin + r, seen.end + r,
+                        some, C);
+            }
         });
     }
-    for (int r = 0; r < n; ++r) {
-        T* out = o + rows.head(i0 + r) * C;
-        const float l = softmax.l[r];
-#pragma omp simd
-        for (int c = 0; c < C; ++c) store(out[c], sum[r * stride + c] / l);
-        if (lse) lse[rows.head(i0 + r)] = softmax.m[r] + std::log(l);
+    finish(o, lse, sum, stride, softmax, 0, rows, i0, n);
+}
+
+// Rows [i0, i0+n), n <= kFew, of each of `heads` key heads, at most kFewHeads, from rows.g on.
+struct FewRows {
+    Rows rows;
+    int heads, i0, n;
+
+    int begin() const { return first_visible(rows.position(i0), rows.window); }
+    int end() const { return rows.position(i0 + n - 1) + 1; }  // of the keys
+    int split_end(int base) const { return std::min(end(), (base / kKeyBlock + 1) * kKeyBlock); }
+    template <class T>
+    Fetch<T> fetch(const T* k, const T* v, int base) const {
+        return {k + rows.key(base), v + rows.key(base), rows.key_stride(), split_end(base) - base,
+                heads * rows.C};
     }
+};
+
+// Their forward, as in decoding, where keys take longer to come from memory than all else: they are
+// read where they lie, split by split for all heads, while the next split's are on their way; after
+// the last split, `next`.
+template <class T>
+void forward_few(T* o, float* lse, const T* q, const T* k, const T* v, const FewRows& few,
+                 float scale, Fetch<T> next) {
+    const int C = few.rows.C, n = few.n, stride = tile_stride(C), columns = round_up(C, kLanes);
+    constexpr int kColumns = kLanes * kElements<T>;
+    alignas(64) float query[kFewHeads * kFew * kMaxStride], sum[kFewHeads * kFew * kMaxStride];
+    alignas(64) float p[kFew * kKeyBlock];  // scores, then exp(score - m_j)
+    alignas(64) float sum_j[kFew * kMaxStride], values[kKeyBlock * kMaxHeadDim];
+    Transposed words;
+    Softmax softmax;  // of head h from row h*kLanes on
+    Ranges seen;
+
+    const int padded = int(std::bit_ceil(unsigned(n)));  // rows that few_scores takes
+    const auto rows_of = [&](int h) {
+        Rows rows = few.rows;
+        rows.g += h;
+        return rows;
+    };
+    for (int h = 0; h < few.heads; ++h) {
+        float* to = query + h * padded * stride;
+        for (int r = 0; r < n; ++r)
+            copy_row(to + r * stride, q + rows_of(h).head(few.i0 + r) * C, C);
+        std::fill(to + n * stride, to + padded * stride, 0.f);
+    }
+    std::fill_n(sum, few.heads * n * stride, 0.f);
+    for (int base = few.begin(), end; base < few.end(); base = end) {
+        end = few.split_end(base);
+        const int count = end - base;
+        few.rows.keys_of_rows(seen, few.i0, n, base, count);
+        Fetch<T> fetch = end < few.end() ? few.fetch(k, v, end) : next;
+        // So many lines at each step: 16 keys of some columns transposed, or their values added.
+        const int steps =
+            few.heads * (int(ceil_div(C, kColumns)) + 1) * int(ceil_div(count, kLanes));
+        const int lines = int(ceil_div(fetch.lines(), steps));
+        for (int h = 0; h < few.heads; ++h) {
+            const int64_t at = few.rows.key(base) + h * C;
+            std::fill_n(p, padded * kKeyBlock, 0.f);
+            for (int c = 0; c < C; c += kColumns) {
+                const int some = std::min(C - c, kColumns);
+                transpose_keys(words, k + at + c, few.rows.key_stride(), count, some, fetch, lines);
+                few_scores<T>(p, query + h * padded * stride + c, stride, n, words, some);
+            }
+            softmax.add_few(h * kLanes, n, p, kKeyBlock, seen.begin, seen.end, scale);
+            // o_j, a few keys at a time, so that the fetching goes on
+            for (int s = 0; s < count; s += kLanes) {
+                fetch.some(lines);
+                int from[kFew], to[kFew];
+                for (int r = 0; r < n; ++r) {
+                    from[r] = std::max(seen.begin[r], s);
+                    to[r] = std::min(seen.end[r], s + kLanes);
+                }
+                const auto add_values = [&](const auto* values, int64_t values_stride) {
+                    weighted_sum<kKeyBlock, 1, kFew>(sum_j, stride, n, columns, s > 0, p, values,
+                                                     values_stride, from, to);
+                };
+                if (C % kLanes == 0) {
+                    add_values(v + at, few.rows.key_stride());
+                } else {
+                    for (int i = s; i < std::min(count, s + kLanes); ++i)
+                        copy_row(values + i * columns, v + at + i * few.rows.key_stride(), C);
+                    add_values(static_cast<const float*>(values), columns);
+                }
+            }
+            combine(sum + h * n * stride, sum_j, stride, softmax, h * kLanes, seen.begin, seen.end,
+                    n, C);
+        }
+    }
+    for (int h = 0; h < few.heads; ++h)
+        finish(o, lse, sum + h * n * stride, stride, softmax, h * kLanes, rows_of(h), few.i0, n);
 }
 
 // The backward's arguments; dq or dk and dv are null where they are not asked for.
@@ -473,20 +656,49 @@ Status attention_forward(T* o, A* lse, const T* q, const T* k, const T* v, const
                          int H, int G, int C, int window, A scale, std::type_identity_t<A>*,
                          Stream s) {
     if (Status status = attention_arguments(H, G, C, window); !status.ok()) return status;
-    // Items of work: span by key head by tile, so that a head's keys stay in the cache; the last
-    // tile, which sees most keys, first; shorter spans' missing tiles skipped.
-    const int64_t tiles = ceil_div(int64_t(table.max_count) * (H / G), kRows);
-    const int64_t items = int64_t(table.count) * G * tiles;
     // Waking a second thread for a short sequence's next position costs more than it saves.
     const int threads = table.rows * H * C * table.max_end < (1 << 16) ? 1 : s.threads;
+    const int64_t most_rows = int64_t(table.max_count) * (H / G);
+    if (most_rows <= kFew) {
+        // Items of work: span by some of the key heads. A thread takes its next one before it
+        // computes, to know which keys to fetch.
+        const int64_t parts =
+            std::clamp<int64_t>(2 * threads / std::max(table.count, 1), ceil_div(G, kFewHeads), G);
+        const int64_t items = table.count * parts;
+        const auto few_of = [&](int64_t item) {
+            const Span& span = table.spans[item / parts];
+            const int g = int(item % parts * G / parts), end = int((item % parts + 1) * G / parts);
+            return FewRows{
+                {span, table.blocks, H, G, C, g, window}, end - g, 0, span.count * (H / G)};
+        };
+        std::atomic<int64_t> taken = 0;
+#pragma omp parallel num_threads(threads)
+        for (int64_t item = taken++, after; item < items; item = after) {
+            after = taken++;
+            const FewRows few = few_of(item);
+            Fetch<T> next;
+            if (after < items) {
+                const FewRows then = few_of(after);
+                if (then.n > 0) next = then.fetch(k, v, then.begin());
+            }
+            if (few.n > 0) forward_few(o, lse, q, k, v, few, scale, next);
+        }
+        return {};
+    }
+    // Items of work: span by key head by tile, so that a head's keys stay in the cache; the last
+    // tile, which sees most keys, first; shorter spans' missing tiles skipped.
+    const int64_t tiles = ceil_div(most_rows, kRows);
+    const int64_t items = int64_t(table.count) * G * tiles;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t item = 0; item < items; ++item) {
         const int64_t head = item / tiles;
         const Rows rows{table.spans[head / G], table.blocks, H, G, C, int(head % G), window};
         const int64_t i0 = (tiles - 1 - item % tiles) * kRows;
-        if (i0 < rows.count())
-            forward_tile(o, lse, q, k, v, rows, int(i0),
-                         int(std::min<int64_t>(kRows, rows.count() - i0)), scale);
+        const int n = int(std::min<int64_t>(kRows, rows.count() - i0));
+        if (n > kFew)
+            forward_tile(o, lse, q, k, v, rows, int(i0), n, scale);
+        else if (n > 0)
+            forward_few(o, lse, q, k, v, {rows, 1, int(i0), n}, scale, {});
     }
     return {};
 }

@@ -68,7 +68,7 @@ struct FmaTile {
 };
 
 void fma_multiply(float* out, int64_t stride, const bf16* a, const bf16* b, int64_t panel,
-                  int64_t depth, int rows, int panels, bool add) {
+                  int64_t depth, int rows, int panels, bool add, const bf16*, int) {
     static constexpr auto table = tile_table<FmaTile, kFmaRows, kFmaPanels>();
     table[rows - 1][panels - 1](out, stride, a, b, panel, depth, add);
 }
@@ -82,24 +82,41 @@ constexpr int kAvx512Rows = 6, kAvx512Panels = 4;  // 24 sums, 4 of b, 1 of a: 2
 // A pair of bf16 as the instruction broadcasts it.
 using Pair [[gnu::may_alias]] = int;
 
-template <int R, int P>
-struct Avx512Tile {
+// Products of few rows wait for b. Up to 3 rows do so in any case, and the processor's own
+// prefetchers then do best; up to 6 need several panels to hide an addition's latency; more take
+// one panel at a time, whose lines are neighbours. Lines are asked for so far ahead of their use.
+constexpr int kAvx512FewRows = 16;
+constexpr int few_panels(int rows) { return rows <= 6 ? kAvx512Panels : 1; }
+constexpr int few_ahead(int rows) { return rows <= 3 ? 0 : rows <= 6 ? 32 : 128; }
+
+template <int R, int P, bool few>
+struct Avx512Dot {
+    static constexpr int kRows = few ? R : kAvx512Rows;  // of a's blocks
+
     [[gnu::target("avx512f,avx512bw,avx512bf16")]] static void run(float* out, int64_t stride,
                                                                    const bf16* a, const bf16* b,
                                                                    int64_t panel, int64_t depth,
-                                                                   bool add) {
+                                                                   bool add, const bf16* ahead,
+                                                                   int next_panels) {
         __m512 sum[R][P];
+#pragma GCC unroll 16  // else gcc zeroes them in memory
         for (int r = 0; r < R; ++r)
             for (int p = 0; p < P; ++p)
                 sum[r][p] =
                     add ? _mm512_loadu_ps(out + r * stride + p * kDotColumns) : _mm512_setzero_ps();
         for (int64_t block = 0; block < depth; block += kDotDepth) {
-            const auto* pairs = reinterpret_cast<const Pair*>(a + block * kAvx512Rows);
+            const auto* pairs = reinterpret_cast<const Pair*>(a + block * kRows);
 #pragma GCC unroll 4
             for (int k = 0; k < kDotDepth / 2; ++k) {
+                const int64_t line = (block + 2 * k) * kDotColumns;
+                if constexpr (!few)  // into the L2 cache, as this strip fills the L1
+                    for (int p = 0; p < next_panels; ++p)
+                        __builtin_prefetch(ahead + p * panel + line, 0, 2);
+                else if constexpr (few_ahead(R) > 0)
+                    for (int p = 0; p < P; ++p)
+                        __builtin_prefetch(b + p * panel + line + few_ahead(R) * 2 * kDotColumns);
                 __m512i v[P];
-                for (int p = 0; p < P; ++p)
-                    v[p] = _mm512_loadu_si512(b + p * panel + (block + 2 * k) * kDotColumns);
+                for (int p = 0; p < P; ++p) v[p] = _mm512_loadu_si512(b + p * panel + line);
                 for (int r = 0; r < R; ++r) {
                     const __m512i u = _mm512_set1_epi32(pairs[r * (kDotDepth / 2) + k]);
                     for (int p = 0; p < P; ++p)
@@ -113,10 +130,25 @@ struct Avx512Tile {
     }
 };
 
+template <int R, int P>
+struct Avx512Tile : Avx512Dot<R, P, false> {};
 void avx512_multiply(float* out, int64_t stride, const bf16* a, const bf16* b, int64_t panel,
-                     int64_t depth, int rows, int panels, bool add) {
+                     int64_t depth, int rows, int panels, bool add, const bf16* ahead,
+                     int next_panels) {
     static constexpr auto table = tile_table<Avx512Tile, kAvx512Rows, kAvx512Panels>();
-    table[rows - 1][panels - 1](out, stride, a, b, panel, depth, add);
+    table[rows - 1][panels - 1](out, stride, a, b, panel, depth, add, ahead, next_panels);
+}
+
+template <int R, int P>
+struct Avx512Few : Avx512Dot<R, std::min(P, few_panels(R)), true> {};
+
+void avx512_few(float* out, int64_t stride, const bf16* a, const bf16* b, int64_t panel,
+                int64_t depth, int rows, int panels, bool add, const bf16*, int) {
+    static constexpr auto table = tile_table<Avx512Few, kAvx512FewRows, kAvx512Panels>();
+    const int step = few_panels(rows);
+    for (int p = 0; p < panels; p += step)
+        table[rows - 1][std::min(step, panels - p) - 1](
+            out + p * kDotColumns, stride, a, b + p * panel, panel, depth, add, nullptr, 0);
 }
 
 // ------------------------------------------------------------------------------------------ amx
@@ -170,7 +202,8 @@ struct AmxTiles {
 [[gnu::target("amx-tile,amx-bf16")]] void amx_multiply_here(float* out, int64_t stride,
                                                             const bf16* a, const bf16* b,
                                                             int64_t panel, int64_t depth, int rows,
-                                                            int panels, bool add) {
+                                                            int panels, bool add, const bf16*,
+                                                            int) {
     static constexpr AmxConfig config;
     FBT_AMX(_tile_loadconfig(&config));
     AmxTiles tiles;
@@ -199,7 +232,8 @@ std::span<const DotKernel> dot_kernels() {
 #if defined(__x86_64__)
         if (amx_usable()) list.push_back({"amx", kAmxRows, kAmxPanels, amx_multiply_here});
         if (__builtin_cpu_supports("avx512bf16"))
-            list.push_back({"avx512_bf16", kAvx512Rows, kAvx512Panels, avx512_multiply});
+            list.push_back({"avx512_bf16", kAvx512Rows, kAvx512Panels, avx512_multiply,
+                            kAvx512FewRows, avx512_few});
 #endif
         list.push_back({"fma", kFmaRows, kFmaPanels, fma_multiply});
         return list;

@@ -18,15 +18,22 @@ constexpr int64_t dot_depth(int64_t K) { return ceil_div(K, kDotDepth) * kDotDep
 //   stride  of rows of out; panel: of panels of b, in elements
 //   rows    1 to DotKernel::rows; a has that many all the same, and out room for them
 //   panels  1 to DotKernel::panels
+//   ahead   next_panels panels, 0 to DotKernel::panels, that the next calls will take for b: a
+//           kernel may ask memory for them while it computes
 // An element is one chain of sums over ascending k, the same whatever row and panel it stands in,
 // and wherever the range of k is cut into calls (at multiples of kDotDepth): the row rule.
 using DotTile = void (*)(float* out, int64_t stride, const bf16* a, const bf16* b, int64_t panel,
-                         int64_t depth, int rows, int panels, bool add);
+                         int64_t depth, int rows, int panels, bool add, const bf16* ahead,
+                         int next_panels);
 
 struct DotKernel {
     const char* name;  // amx, avx512_bf16 or fma
     int rows, panels;  // of a full tile
     DotTile multiply;
+    // The same bits for products of at most few_rows rows (decoding), where b comes from memory and
+    // is used once. Here a's `rows` are the call's.
+    int few_rows = 0;
+    DotTile few = nullptr;
 };
 
 // No kernel's tile is larger.

@@ -325,9 +325,9 @@ inline void transpose(Lanes (&x)[kLanes]) {
 // bits whatever R and P are, and however the range of k is cut into calls.
 // a[r,k] lies at a[r*row + k*column], b[k,p] at b[k*step + p*panel]. Always inlined, so that
 // distances that the caller knows cost no register.
-template <int R, int P>
+template <int R, int P, class T>
 [[gnu::always_inline]] static inline void multiply(Vec (&sum)[R][P], const float* a, int64_t row,
-                                                   int64_t column, const float* b, int64_t step,
+                                                   int64_t column, const T* b, int64_t step,
                                                    int64_t panel, int64_t K) {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < K; ++k) {

@@ -149,7 +149,10 @@ Status bf16_pack(bf16* packed, const float* w, int64_t N, int64_t K, bool transp
 // block deep, the sums of the group wait in float for the next.
 Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>> outputs,
                     const bf16* x, int64_t M, int64_t K, Stream s) {
-    const int64_t tile = kernel.rows, strip = int64_t(kernel.panels) * kDotColumns;
+    const bool few = M <= kernel.few_rows;
+    const DotTile multiply = few ? kernel.few : kernel.multiply;
+    const int64_t tile = few ? std::max<int64_t>(M, 1) : kernel.rows;
+    const int64_t strip = int64_t(kernel.panels) * kDotColumns;
     const int64_t depths = ceil_div(K, kBlockDepth), panel = dot_depth(K) * kDotColumns;
     const int64_t block_depth = dot_depth(ceil_div(K, depths));
     const int64_t group = depths == 1 ? strip : kSumColumns;
@@ -158,15 +161,21 @@ Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>>
         strips += ceil_div(output.N, strip);
         columns_of_all += output.N;
     }
-    // Items of work are blocks of rows, as many for each thread; where rows are few (decoding), all
-    // of them by a part of the strips.
+    const auto panels_of = [=](int64_t columns) {
+        return int(ceil_div(std::clamp<int64_t>(columns, 0, strip), kDotColumns));
+    };
+    // Items of work are blocks of rows, as many for each thread. Where there are fewer blocks than
+    // threads (decoding), each is cut into parts of the strips, so that a weight is read once.
     const int threads = threads_for(M * columns_of_all * K, s);
     const int64_t most_rows = kBlockRows / tile * tile;
     int64_t row_blocks = ceil_div(M, most_rows), parts = 1;
-    if (M >= 2 * tile * threads)
+    if (row_blocks >= threads) {
         row_blocks = round_up(row_blocks, threads);
-    else
+    } else {
         parts = std::min<int64_t>(threads, strips);
+        row_blocks =
+            std::max(row_blocks, std::min(ceil_div(threads, parts), ceil_div(M, 2 * tile)));
+    }
     const int64_t block_rows = round_up(ceil_div(M, std::max<int64_t>(row_blocks, 1)), tile);
 #pragma omp parallel num_threads(threads)
     {
@@ -174,6 +183,7 @@ Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>>
         // Columns [begin, end) of rows [m, m+rows).
         const auto columns_of = [&](const MatmulOutput<bf16>& output, int64_t m, int64_t rows,
                                     int64_t begin, int64_t end, bool& packed) {
+            const int64_t tiles = ceil_div(rows, tile);
             for (int64_t n = begin; n < end; n += group) {
                 const int64_t columns = std::min(group, end - n);
                 for (int64_t k = 0; k < K; k += block_depth) {
@@ -182,15 +192,19 @@ Status bf16_forward(const DotKernel& kernel, std::span<const MatmulOutput<bf16>>
                         pack_rows(blocks.a, int(tile), x + m * K + k, K, rows, depth);
                     packed = true;
                     for (int64_t c = 0; c < columns; c += strip) {
-                        const int panels =
-                            int(std::min(strip, round_up(columns - c, kDotColumns)) / kDotColumns);
+                        const int panels = panels_of(columns - c);
+                        // The next strip, a share of which each tile of rows asks for.
+                        const int next = panels_of((depths == 1 ? end - n : columns) - c - strip);
                         const bf16* b =
                             output.packed + (n + c) / kDotColumns * panel + k * kDotColumns;
-                        for (int64_t r = 0; r < rows; r += tile)
-                            kernel.multiply(blocks.sum + r * group + c, group,
-                                            blocks.a + r * dot_depth(depth), b, panel,
-                                            dot_depth(depth), int(std::min(tile, rows - r)), panels,
-                                            k > 0);
+                        for (int64_t t = 0; t < tiles; ++t) {
+                            const int64_t r = t * tile, share = t * next / tiles;
+                            multiply(blocks.sum + r * group + c, group,
+                                     blocks.a + r * dot_depth(depth), b, panel, dot_depth(depth),
+                                     int(std::min(tile, rows - r)), panels, k > 0,
+                                     b + (kernel.panels + share) * panel,
+                                     int((t + 1) * next / tiles - share));
+                        }
                     }
                 }
                 for (int64_t r = 0; r < rows; ++r) {
@@ -252,7 +266,8 @@ Status bf16_dw_accum(const DotKernel& kernel, float* dw, const bf16* dy, const b
                             fetch(dw + (n + r) * K + k0 + c, K, count, here);
                             kernel.multiply(sum, strip, a + r * dot_depth(depth),
                                             b + c / kDotColumns * panel, panel, dot_depth(depth),
-                                            count, int(ceil_div(here, kDotColumns)), false);
+                                            count, int(ceil_div(here, kDotColumns)), false, nullptr,
+                                            0);
                             for (int64_t i = 0; i < count; ++i) {
                                 float* to = dw + (n + r + i) * K + k0 + c;
 #pragma omp simd

@@ -411,7 +411,8 @@ TYPED_TEST(AttentionStored, RowsHaveTheSameBitsInEveryCall) {
     const int length = 3 * kKeyBlock + 1;
     for (const int window : {0, 1, 64, 70, 150})
         for (const auto [H, G, C] :
-             {std::array{4, 2, 20}, std::array{3, 3, 16}, std::array{9, 1, 6}}) {
+             {std::array{4, 2, 20}, std::array{3, 3, 16}, std::array{9, 1, 6},
+              std::array{11, 11, 34}, std::array{6, 2, 64}}) {
             SCOPED_TRACE(testing::Message() << H << " " << G << " " << C << " window " << window);
             const Problem<T> p(H, G, C, window, {length, 67});
             const auto want = forward<Cpu>(p, whole(p), Store::contiguous, kOneThread);
@@ -437,6 +438,7 @@ TYPED_TEST(AttentionStored, RowsHaveTheSameBitsInEveryCall) {
                         {{1, 66, 1}, {0, 100, 93}},
                         {{0, 7, 130}},
                         {{0, 128, 1}},
+                        {{0, 192, 1}, {1, 5, 1}, {0, 64, 0}, {0, 63, 1}, {1, 64, 1}, {0, 0, 1}},
                         {{0, 0, 64}, {0, 64, 64}, {0, 128, 64}, {0, 192, 1}},
                     };
                     for (const auto& cut : cuts)

@@ -57,7 +57,7 @@ struct ModelTiles {
 };
 
 void model_multiply(float* out, int64_t stride, const bf16* a, const bf16* b, int64_t panel,
-                    int64_t depth, int rows, int panels, bool add) {
+                    int64_t depth, int rows, int panels, bool add, const bf16*, int) {
     ModelTiles tiles;
     std::memset(tiles.memory, 0xff, sizeof tiles.memory);  // NaN: what is not set must not count
     cpu::amx_multiply(tiles, out, stride, a, b, panel, depth, rows, panels, add);
@@ -216,6 +216,47 @@ TEST_P(MatmulBf16, RowsHaveTheSameBitsInEveryCall) {
                         0)
                         << M << " rows from row " << at << ", " << threads << " threads";
                 }
+    }
+}
+
+// Few rows have tiles of their own: every number of them, with several weights at once, and K in
+// one block and in two.
+TEST_P(MatmulBf16, EveryNumberOfRowsHasTheBitsOfEachAlone) {
+    const int64_t rows = 40, Ns[] = {77, 5, 130};
+    for (const int64_t K : {101, 1601}) {
+        const auto x = rounded(normal<float>(size_t(rows * K), 10));
+        std::vector<Packed> packed;
+        for (const int64_t N : Ns) {
+            packed.emplace_back(cpu::bf16_packed_size(N, K));
+            EXPECT_TRUE(ok(cpu::bf16_pack(packed.back().data(),
+                                          normal<float>(size_t(N * K), unsigned(N)).data(), N, K,
+                                          false, kOneThread)));
+        }
+        // y of each weight, for M rows from row m on
+        const auto product = [&](int64_t m, int64_t M, int threads) {
+            std::vector<std::vector<bf16>> y;
+            std::vector<MatmulOutput<bf16>> outputs;
+            for (const int64_t N : Ns) y.emplace_back(size_t(M * N), bf16(7.f));
+            for (size_t i = 0; i < y.size(); ++i)
+                outputs.push_back({y[i].data(), packed[i].data(), Ns[i]});
+            EXPECT_TRUE(ok(cpu::bf16_forward(GetParam(), outputs, x.data() + m * K, M, K,
+                                             Stream{nullptr, threads})));
+            return y;
+        };
+        std::vector<std::vector<std::vector<bf16>>> alone;
+        for (int64_t m = 0; m < rows; ++m) alone.push_back(product(m, 1, 1));
+        for (int64_t M = 1; M <= rows; ++M)
+            for (const int threads : {1, 2, 3}) {
+                const auto y = product(rows - M, M, threads);
+                for (size_t i = 0; i < y.size(); ++i)
+                    for (int64_t m = 0; m < M; ++m)
+                        EXPECT_EQ(std::memcmp(y[i].data() + m * Ns[i],
+                                              alone[size_t(rows - M + m)][i].data(),
+                                              size_t(Ns[i]) * sizeof(bf16)),
+                                  0)
+                            << "row " << m << " of " << M << ", N = " << Ns[i] << ", K = " << K
+                            << ", " << threads << " threads";
+            }
     }
 }
 
