@@ -29,13 +29,16 @@ void reach(Weight& w) { w.reached = w.reached || trains(w); }
 // dx = sum_i dy_i W_i      dW_i += dy_i^T x
 std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws) {
     std::vector<const tensor::PackedMatrix*> packed;
+    packed.reserve(ws.size());
     bool any = false;
     for (Weight* w : ws) {
         packed.push_back(&w->packed);
         any = any || trains(*w);
     }
+    std::vector<Tensor> ys = tensor::matmul_forward(x.value(), packed);
+    if (!tape.recording()) return tape.constants(std::move(ys));
     return tape.record(
-        tensor::matmul_forward(x.value(), packed), {x},
+        std::move(ys), {x},
         [x, ws](const std::vector<Tensor>& d) -> std::vector<Tensor> {
             Tensor dx;
             for (size_t i = ws.size(); i-- > 0;) {
@@ -58,6 +61,7 @@ std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws
 }
 
 Var linear(Tape& tape, const Var& x, Weight& w) {
+    if (!tape.recording()) return tape.constant(tensor::matmul_forward(x.value(), w.packed));
     return linear(tape, x, std::vector<Weight*>{&w})[0];
 }
 

@@ -56,6 +56,12 @@ class Tape {
     bool recording() const { return recording_; }
 
     Var constant(Tensor value) const;  // no gradient flows into it
+    std::vector<Var> constants(std::vector<Tensor> values) const {
+        std::vector<Var> vars;
+        vars.reserve(values.size());
+        for (Tensor& t : values) vars.push_back(constant(std::move(t)));
+        return vars;
+    }
     Var variable(Tensor value) const;  // a gradient is wanted
 
     // The outputs of an op, with its rule. Where the tape does not record, or no input and no
@@ -65,9 +71,7 @@ class Tape {
     std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, F rule,
                             bool trains_weights = false) {
         if (recording_) return keep(std::move(outputs), inputs, std::move(rule), trains_weights);
-        std::vector<Var> vars;
-        for (Tensor& t : outputs) vars.push_back(constant(std::move(t)));
-        return vars;
+        return constants(std::move(outputs));
     }
     template <class F>
     Var record(Tensor output, std::initializer_list<Var> inputs, F rule,

@@ -174,6 +174,7 @@ Tensor matmul_forward(const Tensor& x, const PackedMatrix& w) {
 
 std::vector<Tensor> matmul_forward(const Tensor& x, const std::vector<const PackedMatrix*>& ws) {
     std::vector<Tensor> ys;
+    ys.reserve(ws.size());
     if (x.context().backend() != Backend::cpu) {
         for (const PackedMatrix* w : ws) ys.push_back(matmul_forward(x, *w));
         return ys;
@@ -189,6 +190,7 @@ std::vector<Tensor> matmul_forward(const Tensor& x, const std::vector<const Pack
             return kernels::Status{};  // not on the cpu, as dispatch has said
         } else {
             std::vector<kernels::MatmulOutput<T>> outputs;
+            outputs.reserve(ws.size());
             for (size_t i = 0; i < ws.size(); ++i)
                 outputs.push_back({ys[i].data<T>(), ws[i]->data.data<T>(), ws[i]->N});
             return kernels::cpu::matmul_forward_each<T>(outputs, x.data<T>(), M, K, s);
