@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "model/core/checkpoint.h"
@@ -239,10 +240,20 @@ void check_origin(const RolloutFile& file, const std::string& path, const Loaded
     const tensor::DType dtype = loaded.model->dtype();
     if (!file.kept_in.empty() && dtype != file.dtype) {
         const std::string kept = tensor::name_of(file.dtype);
-        throw Error(ErrorKind::usage, "the recorded states are " + kept +
-                                          "; replay them with --dtype " + kept + ", not " +
-                                          tensor::name_of(dtype));
+        throw Error(ErrorKind::usage, "the recorded states are " + kept + "; go on with --dtype " +
+                                          kept + ", not " + tensor::name_of(dtype));
     }
+}
+
+void check_places(const RolloutFile& file, const std::string& path) {
+    std::set<std::string> places;
+    for (const Rollout& r : file.rollouts)
+        if (!places.insert(place_of(r)).second)
+            throw Error(ErrorKind::bad_file,
+                        path + " holds prompt " + std::to_string(r.prompt + 1) + ", sample " +
+                            std::to_string(r.sample + 1) +
+                            " twice, but states and caches are kept under these numbers; leave one "
+                            "out");
 }
 
 tensor::Tensor states_of(const Rollout& r, core::Model& model) {

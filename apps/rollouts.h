@@ -51,6 +51,9 @@ RolloutFile read_rollouts(const std::string& path, const model::core::Config& co
 // kept is of another dtype.
 void check_origin(const RolloutFile& file, const std::string& path, const Loaded& loaded);
 
+// Errors  bad_file when two rollouts have one place: write_kept() could not tell them apart.
+void check_places(const RolloutFile& file, const std::string& path);
+
 // The recorded states on the model's device, [T,D].
 tensor::Tensor states_of(const model::engine::Rollout& rollout, model::core::Model& model);
 

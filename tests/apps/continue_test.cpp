@@ -95,7 +95,24 @@ TEST_F(Continue, AWrongBitInTheRecordIsFound) {
                   std::string::npos)
             << result.err;
         EXPECT_EQ(rollouts(result)[0]["tokens"].size(), 13u) << "nothing is added";
+        // Passes do not need the record, nor does what they are compared with.
+        const Result passes = goes_on("cut", "rest", {"--tokens", "3", "--passes", "10"});
+        EXPECT_EQ(passes.code, 0) << passes.err;
+        EXPECT_EQ(rollouts(passes)[0]["agree"], 3);
     }
+}
+
+TEST_F(Continue, TheTextIsShownFromItsBeginning) {
+    const Arguments plain = {"generate", "--checkpoint", w / "run", "--threads", "1"};
+    const Result whole = fbt(plain + Arguments{"--prompt", "abc", "--tokens", "9"});
+    ASSERT_EQ(fbt(generate({"--prompt", "abc", "--tokens", "4", "--out", w / "cut.jsonl"})).code,
+              0);
+    const Result rest = fbt(plain + Arguments{"--continue", w / "cut.jsonl", "--tokens", "5",
+                                              "--passes", "2000000000"});
+    EXPECT_EQ(rest.code, 0) << rest.err;
+    EXPECT_EQ(rest.out, whole.out +
+                            "prompt 1, sample 1: 5 of 5 tokens agree with exact decoding, the "
+                            "first 5 without a difference\n");
 }
 
 TEST_F(Continue, WhatHasEndedIsLeft) {
@@ -106,6 +123,9 @@ TEST_F(Continue, WhatHasEndedIsLeft) {
               std::string::npos)
         << again.err;
     EXPECT_EQ(rollouts(again), rollouts(whole));
+    EXPECT_EQ(get(w / "again.safetensors"), "") << "states that nobody asked for";
+    EXPECT_EQ(goes_on("whole", "again", {"--tokens", "5", "--states"}).code, 0);
+    EXPECT_EQ(get(w / "again.safetensors"), get(w / "whole.safetensors"));
 }
 
 TEST_F(Continue, RefusesWhatItCannotGoOnWith) {
@@ -136,6 +156,10 @@ TEST_F(Continue, RefusesWhatItCannotGoOnWith) {
     EXPECT_TRUE(failed(with("seed", json()), 4, {"rollout 1", "seed"}));
     EXPECT_TRUE(failed(with("temperature", "warm"), 4, {"rollout 1", "temperature"}));
     EXPECT_TRUE(failed(with("top_p", 7), 4, {"rollout 1", "top_p"}));
+    put(w / "cut.jsonl", rows + rows);
+    EXPECT_TRUE(
+        failed(goes_on("cut", "rest", {"--states"}), 4, {"prompt 1, sample 1 twice", "leave"}));
+    EXPECT_EQ(goes_on("cut", "rest", {}).code, 0);
     put(w / "cut.jsonl", rows);
     put(w / "cut.safetensors", states.substr(0, states.size() / 2));
     EXPECT_TRUE(failed(goes_on("cut", "rest", {}), 4, {"cut.safetensors"}));
