@@ -170,7 +170,6 @@ void write_rollouts(const std::string& path, const RolloutFile& file, const core
         return !r.states.empty() || !r.keys.empty();
     });
     const fs::path kept = fs::path(path).replace_extension(".safetensors");
-    if (any) write_kept(kept, file, config);
     const json name = kept.filename().string();
     std::string text;
     for (size_t i = 0; i < file.rollouts.size(); ++i) {
@@ -187,7 +186,20 @@ void write_rollouts(const std::string& path, const RolloutFile& file, const core
         row["cache"] = r.keys.empty() ? json() : name;
         text += row.dump() + "\n";
     }
-    tensor::write_file_durably(path, text);
+    // Both are whole before the first of them takes the place of an old one: a full disk leaves
+    // both old ones, and there is next to no time in which one is old and one new.
+    const std::string temporary = tensor::temporary_beside(path);
+    tensor::OutputFile rows(temporary);
+    rows.write(tensor::bytes_of(text));
+    rows.finish();
+    try {
+        if (any) write_kept(kept, file, config);
+    } catch (...) {
+        std::error_code ignored;
+        fs::remove(temporary, ignored);
+        throw;
+    }
+    tensor::rename_durably(temporary, path);
 }
 
 RolloutFile read_rollouts(const std::string& path, const core::Config& config) {

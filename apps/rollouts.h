@@ -38,7 +38,8 @@ int64_t fed_positions(const model::engine::Rollout& rollout);
 void write_kept(const std::string& path, const RolloutFile& file,
                 const model::core::Config& config);
 
-// Writes FILE.jsonl, and what was kept first. Errors  environment.
+// Writes FILE.jsonl, and what was kept; where it cannot write both it replaces neither. Errors
+// environment.
 void write_rollouts(const std::string& path, const RolloutFile& file,
                     const model::core::Config& config);
 

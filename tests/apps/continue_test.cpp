@@ -1,8 +1,10 @@
 // fbt generate --continue, and what --sequences, --pages and --cache do and do not change.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "apps/rollouts.h"
 #include "tests/apps/program.h"
 
 namespace fbt::tests {
@@ -214,6 +216,35 @@ TEST_F(Continue, ANumberThatIsNotFiniteEndsIt) {
     const json row = json::parse(get(w / "r.jsonl"));
     EXPECT_EQ(row["finish"], "overflow");
     for (const json& logprob : row["logprobs"]) EXPECT_TRUE(logprob.is_number()) << logprob;
+}
+
+// Neither of the two files is replaced where one of them cannot be written.
+TEST(Rollouts, AreWrittenWithTheirStatesOrNotAtAll) {
+    const TemporaryFolder folder;
+    model::core::Config config;
+    config.dim = 2;
+    apps::RolloutFile file{"w", {{}}, {json::object()}, tensor::DType::f32, {}};
+    file.rollouts[0].tokens = {1, 2};
+    file.rollouts[0].prompt_length = 1;
+    file.rollouts[0].states = {1, 2};
+    const auto write = [&](float state) {
+        file.rollouts[0].states[0] = state;
+        apps::write_rollouts(folder / "r.jsonl", file, config);
+    };
+    write(1);
+    const std::string rows = get(folder / "r.jsonl"), states = get(folder / "r.safetensors");
+    for (const char* name : {".r.jsonl.tmp", ".r.safetensors.tmp"}) {
+        const std::filesystem::path in_the_way = folder / name;
+        std::filesystem::create_directory(in_the_way);
+        EXPECT_THROW(write(3), tensor::Error);
+        std::filesystem::remove(in_the_way);
+        EXPECT_EQ(get(folder / "r.jsonl"), rows);
+        EXPECT_EQ(get(folder / "r.safetensors"), states);
+        EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2);
+    }
+    write(3);
+    EXPECT_EQ(get(folder / "r.jsonl"), rows);
+    EXPECT_NE(get(folder / "r.safetensors"), states);
 }
 
 }  // namespace
