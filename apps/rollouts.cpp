@@ -139,9 +139,8 @@ void read_kept(const tensor::SafetensorsFile& from, const core::Config& config, 
     }
 }
 
-}  // namespace
-
-void write_kept(const std::string& path, const RolloutFile& file, const core::Config& config) {
+// write_kept() without replacing anything: `path` is a temporary one.
+void write_tensors(const std::string& path, const RolloutFile& file, const core::Config& config) {
     std::vector<tensor::SafetensorsWriter::Item> items;
     std::map<std::string, const std::vector<float>*> by_name;
     for (const Rollout& r : file.rollouts)
@@ -151,9 +150,7 @@ void write_kept(const std::string& path, const RolloutFile& file, const core::Co
             items.push_back({kept.folder + place_of(r), file.dtype, shape_of(kept, config, r)});
             by_name[items.back().name] = &values;
         }
-    const std::string temporary = tensor::temporary_beside(path);
-    tensor::SafetensorsWriter writer(temporary, items,
-                                     {{"format", "pt"}, {"weights", file.weights}});
+    tensor::SafetensorsWriter writer(path, items, {{"format", "pt"}, {"weights", file.weights}});
     for (const auto& item : writer.items()) {
         const std::vector<float>& values = *by_name[item.name];
         if (file.dtype == tensor::DType::bf16)  // exact: they were bf16 when they were kept
@@ -162,6 +159,13 @@ void write_kept(const std::string& path, const RolloutFile& file, const core::Co
             writer.write(item.name, values);
     }
     writer.finish();
+}
+
+}  // namespace
+
+void write_kept(const std::string& path, const RolloutFile& file, const core::Config& config) {
+    const std::string temporary = tensor::temporary_beside(path);
+    write_tensors(temporary, file, config);
     tensor::rename_durably(temporary, path);
 }
 
@@ -192,12 +196,16 @@ void write_rollouts(const std::string& path, const RolloutFile& file, const core
     tensor::OutputFile rows(temporary);
     rows.write(tensor::bytes_of(text));
     rows.finish();
-    try {
-        if (any) write_kept(kept, file, config);
-    } catch (...) {
-        std::error_code ignored;
-        fs::remove(temporary, ignored);
-        throw;
+    if (any) {
+        const std::string states = tensor::temporary_beside(kept);
+        try {
+            write_tensors(states, file, config);
+            fs::rename(states, kept);
+        } catch (...) {
+            std::error_code ignored;
+            fs::remove(temporary, ignored);
+            throw;
+        }
     }
     tensor::rename_durably(temporary, path);
 }
