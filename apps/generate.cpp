@@ -48,12 +48,14 @@ class Generate {
     std::vector<int32_t> tokens_of(const std::string& prompt, const Loaded& loaded) const;
     engine::Request request_of(int prompt, core::Mode mode, const Loaded& loaded) const;
     std::vector<Job> new_jobs(const std::vector<std::string>& texts, const Loaded& loaded) const;
-    std::vector<Job> continued_jobs(Console& console, const Loaded& loaded);
-    void take_states(engine::Request& request, const Rollout& before, const Loaded& loaded) const;
-    void compare_with_exact(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
+    std::vector<Job> continued_jobs(Console& console, const Loaded& loaded,
+                                    const engine::ShouldStop& should_stop);
+    void take_states(engine::Request& request, const Rollout& before, const Loaded& loaded,
+                     const engine::ShouldStop& should_stop) const;
+    bool compare_with_exact(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
                             const engine::ShouldStop& should_stop) const;
     int report(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
-               const engine::Engine::Counts& counts, bool signalled) const;
+               const engine::Engine::Counts& counts, bool interrupted, bool signalled) const;
 
     Settings settings_;
     Machine machine_;
@@ -107,10 +109,10 @@ Generate::Generate(CLI::App& app) {
 
 constexpr int kRows = 1024;  // of a call of the engine
 
-// A sampled token as it is streamed.
-std::string text_of(const Rollout& r, int32_t token, const Loaded& loaded) {
+// A sampled token as it is streamed; `first` of its response.
+std::string text_of(int32_t token, bool first, const Loaded& loaded) {
     if (loaded.tokenizer) return loaded.tokenizer->piece(token);
-    return (r.logprobs.size() == 1 ? "" : " ") + std::to_string(token);
+    return (first ? "" : " ") + std::to_string(token);
 }
 
 std::string text_of(std::span<const int32_t> tokens, const Loaded& loaded) {
@@ -251,8 +253,8 @@ std::vector<Generate::Job> Generate::new_jobs(const std::vector<std::string>& te
 
 // The states that a rollout goes on from: the recorded ones, or those of all passes but the last,
 // which the engine runs.
-void Generate::take_states(engine::Request& request, const Rollout& before,
-                           const Loaded& loaded) const {
+void Generate::take_states(engine::Request& request, const Rollout& before, const Loaded& loaded,
+                           const engine::ShouldStop& should_stop) const {
     core::Model& model = *loaded.model;
     const int P = before.prompt_length;
     const std::vector<int32_t> fed(before.tokens.begin(), before.tokens.end() - 1);
@@ -263,14 +265,17 @@ void Generate::take_states(engine::Request& request, const Rollout& before,
         return;
     }
     core::Replay replay(model, fed, P, before.mode);
-    while (replay.passes() < passes_ - 1) replay.next();
+    do replay.next();  // what is exact no pass changes, and after a signal there is no use for any
+    while (replay.passes() < passes_ - 1 && !replay.exact() && !should_stop());
     request.states = replay.trace().hidden;
 }
 
-std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Loaded& loaded) {
+std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Loaded& loaded,
+                                                    const engine::ShouldStop& should_stop) {
     const core::Config& config = loaded.model->config();
     const RolloutFile before = read_rollouts(continue_, config);
     check_origin(before, continue_, loaded);
+    if (states_ || cache_) check_places(before, continue_);
     std::vector<Job> jobs;
     for (size_t i = 0; i < before.rollouts.size(); ++i) {
         const Rollout& r = before.rollouts[i];
@@ -299,36 +304,49 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         const std::vector<int32_t>& stop = job.request.stop_tokens;
         const bool stopped = !r.logprobs.empty() && !stop.empty() && r.tokens.back() == stop[0];
         job.done = stopped || int(r.tokens.size()) >= config.context;
-        if (job.done) job.before.finish = stopped ? engine::Finish::stop : engine::Finish::context;
-        if (job.done)
+        if (job.done) {
+            job.before.finish = stopped ? engine::Finish::stop : engine::Finish::context;
+            if (!states_) job.before.states.clear();
+            if (!cache_) job.before.keys = job.before.values = {};
             console.warn(name_of(job) + " is left as it is: " +
                          (stopped
                               ? std::string("it ended its text")
                               : "the context of " + std::to_string(config.context) + " is full"));
-        else
-            take_states(job.request, r, loaded);
+        } else {
+            take_states(job.request, r, loaded, should_stop);
+        }
         jobs.push_back(std::move(job));
     }
     return jobs;
 }
 
-// What goes on from a replay, beside what goes on from the very states of the rollout.
-void Generate::compare_with_exact(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
+// What goes on from a replay, beside what goes on from the very states of the rollout. False: was
+// told to stop before it knew.
+bool Generate::compare_with_exact(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
                                   const engine::ShouldStop& should_stop) const {
     engine::Engine exact(*loaded.model, {sequences_, kRows, pages_});
-    std::vector<std::pair<Job*, int64_t>> asked;
-    for (Job& job : jobs) {
-        if (!job.request.approximate) continue;
+    const auto ask = [&](const Job& job, bool recorded) {
         engine::Request request = job.request;
         request.approximate = request.keep_states = request.keep_cache = false;
         const std::vector<int32_t> fed(request.tokens.begin(), request.tokens.end() - 1);
         request.states =
-            job.before.states.empty()
-                ? core::decode_known(*loaded.model, fed, request.prompt_length, request.mode).hidden
-                : states_of(job.before, *loaded.model);
-        asked.emplace_back(&job, exact.submit(request));
+            recorded ? states_of(job.before, *loaded.model)
+                     : core::decode_known(*loaded.model, fed, request.prompt_length, request.mode)
+                           .hidden;
+        return exact.submit(request);
+    };
+    std::vector<std::pair<Job*, int64_t>> asked;
+    for (Job& job : jobs) {
+        if (!job.request.approximate) continue;
+        if (should_stop()) return false;
+        asked.emplace_back(&job, ask(job, !job.before.states.empty()));
     }
+    if (asked.empty()) return true;
     engine::run(exact, {}, should_stop);
+    for (auto& [job, id] : asked)  // a record that is wrong is none
+        if (exact.rollout(id).finish == engine::Finish::mismatch) id = ask(*job, false);
+    engine::run(exact, {}, should_stop);
+    if (should_stop()) return false;
     for (auto& [job, id] : asked) {
         const std::vector<int32_t>&a = job->rollout.tokens, &b = exact.rollout(id).tokens;
         const size_t from = job->request.tokens.size(), end = std::min(a.size(), b.size());
@@ -346,6 +364,7 @@ void Generate::compare_with_exact(Console& console, std::vector<Job>& jobs, cons
                      " tokens agree with exact decoding, the first " +
                      std::to_string(first < 0 ? agree : first) + " without a difference");
     }
+    return true;
 }
 
 int Generate::run() {
@@ -359,8 +378,13 @@ int Generate::run() {
     core::mode_from(mode_);
     tensor::Context context = machine_.context();
     const Loaded loaded = load(checkpoint_, context, dtype);
-    std::vector<Job> jobs =
-        settings_.given("continue") ? continued_jobs(console, loaded) : new_jobs(texts, loaded);
+    // Without a reader there is no use for more, unless it goes into a file.
+    const auto should_stop = [&] {
+        return stop.requested() || (console.reader_left() && out_.empty());
+    };
+    std::vector<Job> jobs = settings_.given("continue")
+                                ? continued_jobs(console, loaded, should_stop)
+                                : new_jobs(texts, loaded);
 
     engine::Engine engine(*loaded.model, {sequences_, kRows, pages_});
     for (size_t i = 0; i < jobs.size(); ++i) {
@@ -375,32 +399,34 @@ int Generate::run() {
     bool begun = false;
     const auto on_token = [&](const Rollout& r, int32_t token) {
         if (!streams) return;
-        if (!begun) console.print(shown_prompt(jobs[0], loaded));
+        if (!begun) {
+            console.print(shown_prompt(jobs[0], loaded));
+            const int before = int(jobs[0].request.logprobs.size());
+            for (int i = 0; i < before; ++i)
+                console.print(
+                    utf8.push(text_of(r.tokens[size_t(r.prompt_length + i)], i == 0, loaded)));
+        }
         begun = true;
-        console.print(utf8.push(text_of(r, token, loaded)));
-    };
-    // Without a reader there is no use for more, unless it goes into a file.
-    const auto should_stop = [&] {
-        return stop.requested() || (console.reader_left() && out_.empty());
+        console.print(utf8.push(text_of(token, r.logprobs.size() == 1, loaded)));
     };
     engine::run(engine, on_token, should_stop);
-    if (streams) console.line(utf8.finish());
+    if (begun) console.line(utf8.finish());
     for (Job& job : jobs) {
         job.rollout = job.done ? job.before : engine.take(job.id);
         job.rollout.sample = job.sample;
     }
-    compare_with_exact(console, jobs, loaded, should_stop);
-    return report(console, jobs, loaded, engine.counts(), stop.requested());
+    const bool compared = compare_with_exact(console, jobs, loaded, should_stop);
+    return report(console, jobs, loaded, engine.counts(), !compared, stop.requested());
 }
 
 // Writes what was asked for, and says what became of every sequence.
 int Generate::report(Console& console, std::vector<Job>& jobs, const Loaded& loaded,
-                     const engine::Engine::Counts& counts, bool signalled) const {
+                     const engine::Engine::Counts& counts, bool interrupted, bool signalled) const {
     RolloutFile file;
     file.dtype = loaded.model->dtype();
     file.weights = core::weights_hash(*loaded.model);
     json documents = json::array();
-    bool interrupted = false, mismatch = false;
+    bool mismatch = false;
     std::string diverged;
     for (Job& job : jobs) {
         Rollout& r = job.rollout;

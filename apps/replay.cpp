@@ -159,7 +159,6 @@ void Replay::check_rollouts(const RolloutFile& file) const {
     for (const std::string& kept : file.kept_in)
         if (!save_.empty() && fs::equivalent(kept, save_, error))
             refuse("--save would overwrite the record, " + kept + "; name another file");
-    std::set<std::string> places;
     for (const Rollout& r : file.rollouts) {
         if (r.mode == core::Mode::standard && !ways().empty())
             refuse(
@@ -169,10 +168,8 @@ void Replay::check_rollouts(const RolloutFile& file) const {
         if (certify_ && carries(r) && r.states.empty())
             refuse("--certify needs recorded states, and " + name_of(r) +
                    " has none; generate it with --states, or replay it with --until-exact");
-        if (!places.insert(place_of(r)).second && !save_.empty())
-            throw Error(ErrorKind::bad_file, rollout_ + " holds " + name_of(r) +
-                                                 " twice, and --save names tensors by that");
     }
+    if (!save_.empty()) check_places(file, rollout_);
 }
 
 // One pass over the recorded states. Prints what came of it; false when it is refused.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "model/core/checkpoint.h"
@@ -138,9 +139,8 @@ void read_kept(const tensor::SafetensorsFile& from, const core::Config& config, 
     }
 }
 
-}  // namespace
-
-void write_kept(const std::string& path, const RolloutFile& file, const core::Config& config) {
+// write_kept() without replacing anything: `path` is a temporary one.
+void write_tensors(const std::string& path, const RolloutFile& file, const core::Config& config) {
     std::vector<tensor::SafetensorsWriter::Item> items;
     std::map<std::string, const std::vector<float>*> by_name;
     for (const Rollout& r : file.rollouts)
@@ -150,9 +150,7 @@ void write_kept(const std::string& path, const RolloutFile& file, const core::Co
             items.push_back({kept.folder + place_of(r), file.dtype, shape_of(kept, config, r)});
             by_name[items.back().name] = &values;
         }
-    const std::string temporary = tensor::temporary_beside(path);
-    tensor::SafetensorsWriter writer(temporary, items,
-                                     {{"format", "pt"}, {"weights", file.weights}});
+    tensor::SafetensorsWriter writer(path, items, {{"format", "pt"}, {"weights", file.weights}});
     for (const auto& item : writer.items()) {
         const std::vector<float>& values = *by_name[item.name];
         if (file.dtype == tensor::DType::bf16)  // exact: they were bf16 when they were kept
@@ -161,6 +159,13 @@ void write_kept(const std::string& path, const RolloutFile& file, const core::Co
             writer.write(item.name, values);
     }
     writer.finish();
+}
+
+}  // namespace
+
+void write_kept(const std::string& path, const RolloutFile& file, const core::Config& config) {
+    const std::string temporary = tensor::temporary_beside(path);
+    write_tensors(temporary, file, config);
     tensor::rename_durably(temporary, path);
 }
 
@@ -169,7 +174,6 @@ void write_rollouts(const std::string& path, const RolloutFile& file, const core
         return !r.states.empty() || !r.keys.empty();
     });
     const fs::path kept = fs::path(path).replace_extension(".safetensors");
-    if (any) write_kept(kept, file, config);
     const json name = kept.filename().string();
     std::string text;
     for (size_t i = 0; i < file.rollouts.size(); ++i) {
@@ -186,7 +190,24 @@ void write_rollouts(const std::string& path, const RolloutFile& file, const core
         row["cache"] = r.keys.empty() ? json() : name;
         text += row.dump() + "\n";
     }
-    tensor::write_file_durably(path, text);
+    // Both are whole before the first of them takes the place of an old one: a full disk leaves
+    // both old ones, and there is next to no time in which one is old and one new.
+    const std::string temporary = tensor::temporary_beside(path);
+    tensor::OutputFile rows(temporary);
+    rows.write(tensor::bytes_of(text));
+    rows.finish();
+    if (any) {
+        const std::string states = tensor::temporary_beside(kept);
+        try {
+            write_tensors(states, file, config);
+            fs::rename(states, kept);
+        } catch (...) {
+            std::error_code ignored;
+            fs::remove(temporary, ignored);
+            throw;
+        }
+    }
+    tensor::rename_durably(temporary, path);
 }
 
 RolloutFile read_rollouts(const std::string& path, const core::Config& config) {
@@ -239,10 +260,20 @@ void check_origin(const RolloutFile& file, const std::string& path, const Loaded
     const tensor::DType dtype = loaded.model->dtype();
     if (!file.kept_in.empty() && dtype != file.dtype) {
         const std::string kept = tensor::name_of(file.dtype);
-        throw Error(ErrorKind::usage, "the recorded states are " + kept +
-                                          "; replay them with --dtype " + kept + ", not " +
-                                          tensor::name_of(dtype));
+        throw Error(ErrorKind::usage, "the recorded states are " + kept + "; go on with --dtype " +
+                                          kept + ", not " + tensor::name_of(dtype));
     }
+}
+
+void check_places(const RolloutFile& file, const std::string& path) {
+    std::set<std::string> places;
+    for (const Rollout& r : file.rollouts)
+        if (!places.insert(place_of(r)).second)
+            throw Error(ErrorKind::bad_file,
+                        path + " holds prompt " + std::to_string(r.prompt + 1) + ", sample " +
+                            std::to_string(r.sample + 1) +
+                            " twice, but states and caches are kept under these numbers; leave one "
+                            "out");
 }
 
 tensor::Tensor states_of(const Rollout& r, core::Model& model) {

@@ -38,7 +38,8 @@ int64_t fed_positions(const model::engine::Rollout& rollout);
 void write_kept(const std::string& path, const RolloutFile& file,
                 const model::core::Config& config);
 
-// Writes FILE.jsonl, and what was kept first. Errors  environment.
+// Writes FILE.jsonl, and what was kept; where it cannot write both it replaces neither. Errors
+// environment.
 void write_rollouts(const std::string& path, const RolloutFile& file,
                     const model::core::Config& config);
 
@@ -50,6 +51,9 @@ RolloutFile read_rollouts(const std::string& path, const model::core::Config& co
 // Errors  bad_file when the file comes from other weights than the loaded ones; usage when what it
 // kept is of another dtype.
 void check_origin(const RolloutFile& file, const std::string& path, const Loaded& loaded);
+
+// Errors  bad_file when two rollouts have one place: write_kept() could not tell them apart.
+void check_places(const RolloutFile& file, const std::string& path);
 
 // The recorded states on the model's device, [T,D].
 tensor::Tensor states_of(const model::engine::Rollout& rollout, model::core::Model& model);

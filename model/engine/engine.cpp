@@ -139,7 +139,8 @@ void Engine::admit() {
         // A sample waits for the first one's prompt, if that is on its way.
         const auto leader = sequences_.find(s.leader);
         const bool shares = s.leader != id && leader != sequences_.end() &&
-                            leader->second.stage == Stage::running && s.size() == s.P();
+                            leader->second.stage == Stage::running && s.size() == s.P() &&
+                            !s.recorded.defined();  // those it must compute itself, to compare
         if (shares && !leader->second.prompt_done()) {
             ++at;
             continue;
@@ -186,8 +187,12 @@ void Engine::preempt(int64_t id) {
     ++counts_.preempted;
     // What was being rebuilt is recorded already, and further than it has got.
     const bool recurrent = s.rollout.mode != Mode::standard && s.size() > s.P();
-    if ((recurrent || s.request.keep_states) && !s.recorded.defined() && s.prompt_done())
+    if ((recurrent || s.request.keep_states) && !s.recorded.defined() && s.prompt_done()) {
         s.recorded = decoder_.store().read_states(decoder_.pages(s.decoder), 0, s.fed);
+        // What approximate states gave is not what they were: from its own it would be another.
+        if (s.request.approximate)
+            s.recorded.rows(0, s.request.states.dim(0)).copy_from(s.request.states);
+    }
     decoder_.drop(s.decoder);
     s.decoder = -1;
     s.carried = {};
@@ -271,17 +276,19 @@ void Engine::advance(Sequence& s, int end) {
     }
 }
 
-// The certificate: states that were recorded and then rebuilt have the same bits.
+// The certificate: states that were recorded and then rebuilt have the same bits, all that are not
+// approximate.
 void Engine::check_rebuilt(int64_t id, Sequence& s) {
     const Tensor recorded = std::move(s.recorded);
     s.recorded = {};
-    if (s.request.approximate) {
-        s.request.approximate = false;  // from here on they are its own
-        return;
-    }
-    s.rollout.mismatch = first_different_row(
-        recorded, decoder_.store().read_states(decoder_.pages(s.decoder), 0, int(recorded.dim(0))));
-    if (s.rollout.mismatch >= 0) end(id, s, Finish::mismatch);
+    const int first = s.request.approximate ? int(s.request.states.dim(0)) : 0;
+    const int count = int(recorded.dim(0)) - first;
+    const int row = first_different_row(
+        recorded.rows(first, count),
+        decoder_.store().read_states(decoder_.pages(s.decoder), first, first + count));
+    if (row < 0) return;
+    s.rollout.mismatch = first + row;
+    end(id, s, Finish::mismatch);
 }
 
 void Engine::sample(const std::vector<int64_t>& ids) {
@@ -354,14 +361,16 @@ void Engine::end(int64_t id, Sequence& s, Finish finish) {
     r.finish = finish;
     const int T = std::max(s.P(), s.size() - 1);
     const PagedStore& store = decoder_.store();
-    const bool complete = s.decoder >= 0 && s.prompt_done() && s.fed >= T;
+    const bool complete = s.decoder >= 0 && s.prompt_done() && s.fed >= T &&
+                          finish != Finish::mismatch;  // whose states nobody vouches for
     const auto values = [](const Tensor& t) {
         const std::vector<double> x = t.to_double();
         return std::vector<float>(x.begin(), x.end());
     };
     if (s.request.keep_states && complete)
         r.states = values(store.read_states(decoder_.pages(s.decoder), 0, T));
-    else if (s.request.keep_states && s.recorded.defined() && s.recorded.dim(0) == T)
+    else if (s.request.keep_states && s.recorded.defined() && s.recorded.dim(0) == T &&
+             !s.request.approximate)
         r.states = values(s.recorded);
     if (s.request.keep_cache && complete)
         for (int l = 0; l < model_.config().layers; ++l) {

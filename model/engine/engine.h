@@ -29,8 +29,8 @@ struct Rollout {
     std::vector<double> logprobs;  // of each sampled token under the model (temperature 1)
     Finish finish = Finish::length;
     int mismatch = -1;  // the first position whose recorded state is another than the model's
-    // Of every fed position, T = P+n-1 (the last token is never fed), where asked for and complete:
-    // top states [T,D]; keys after RoPE and values, [L,T,G,C] each.
+    // Of every fed position, T = P+n-1 (the last token is never fed), where asked for, complete and
+    // no mismatch: top states [T,D]; keys after RoPE and values, [L,T,G,C] each.
     std::vector<float> states, keys, values;
 };
 
@@ -48,7 +48,8 @@ struct Request {
 
     // To go on with a rollout: its tokens after the first prompt_length were sampled, with these
     // log-probabilities. Soft and fused ones need the states of all positions but the last, [T,D].
-    // The engine's own must have the same bits, unless they are approximate: replayed from tokens.
+    // The engine's own must have the same bits, unless they are approximate, replayed from tokens:
+    // those are only gone on from.
     int prompt_length = 0;  // 0: all tokens are the prompt's
     std::vector<double> logprobs;
     core::Tensor states;

@@ -1,8 +1,10 @@
 // fbt generate --continue, and what --sequences, --pages and --cache do and do not change.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "apps/rollouts.h"
 #include "tests/apps/program.h"
 
 namespace fbt::tests {
@@ -95,7 +97,24 @@ TEST_F(Continue, AWrongBitInTheRecordIsFound) {
                   std::string::npos)
             << result.err;
         EXPECT_EQ(rollouts(result)[0]["tokens"].size(), 13u) << "nothing is added";
+        // Passes do not need the record, nor does what they are compared with.
+        const Result passes = goes_on("cut", "rest", {"--tokens", "3", "--passes", "10"});
+        EXPECT_EQ(passes.code, 0) << passes.err;
+        EXPECT_EQ(rollouts(passes)[0]["agree"], 3);
     }
+}
+
+TEST_F(Continue, TheTextIsShownFromItsBeginning) {
+    const Arguments plain = {"generate", "--checkpoint", w / "run", "--threads", "1"};
+    const Result whole = fbt(plain + Arguments{"--prompt", "abc", "--tokens", "9"});
+    ASSERT_EQ(fbt(generate({"--prompt", "abc", "--tokens", "4", "--out", w / "cut.jsonl"})).code,
+              0);
+    const Result rest = fbt(plain + Arguments{"--continue", w / "cut.jsonl", "--tokens", "5",
+                                              "--passes", "2000000000"});
+    EXPECT_EQ(rest.code, 0) << rest.err;
+    EXPECT_EQ(rest.out, whole.out +
+                            "prompt 1, sample 1: 5 of 5 tokens agree with exact decoding, the "
+                            "first 5 without a difference\n");
 }
 
 TEST_F(Continue, WhatHasEndedIsLeft) {
@@ -106,6 +125,9 @@ TEST_F(Continue, WhatHasEndedIsLeft) {
               std::string::npos)
         << again.err;
     EXPECT_EQ(rollouts(again), rollouts(whole));
+    EXPECT_EQ(get(w / "again.safetensors"), "") << "states that nobody asked for";
+    EXPECT_EQ(goes_on("whole", "again", {"--tokens", "5", "--states"}).code, 0);
+    EXPECT_EQ(get(w / "again.safetensors"), get(w / "whole.safetensors"));
 }
 
 TEST_F(Continue, RefusesWhatItCannotGoOnWith) {
@@ -136,6 +158,10 @@ TEST_F(Continue, RefusesWhatItCannotGoOnWith) {
     EXPECT_TRUE(failed(with("seed", json()), 4, {"rollout 1", "seed"}));
     EXPECT_TRUE(failed(with("temperature", "warm"), 4, {"rollout 1", "temperature"}));
     EXPECT_TRUE(failed(with("top_p", 7), 4, {"rollout 1", "top_p"}));
+    put(w / "cut.jsonl", rows + rows);
+    EXPECT_TRUE(
+        failed(goes_on("cut", "rest", {"--states"}), 4, {"prompt 1, sample 1 twice", "leave"}));
+    EXPECT_EQ(goes_on("cut", "rest", {}).code, 0);
     put(w / "cut.jsonl", rows);
     put(w / "cut.safetensors", states.substr(0, states.size() / 2));
     EXPECT_TRUE(failed(goes_on("cut", "rest", {}), 4, {"cut.safetensors"}));
@@ -190,6 +216,35 @@ TEST_F(Continue, ANumberThatIsNotFiniteEndsIt) {
     const json row = json::parse(get(w / "r.jsonl"));
     EXPECT_EQ(row["finish"], "overflow");
     for (const json& logprob : row["logprobs"]) EXPECT_TRUE(logprob.is_number()) << logprob;
+}
+
+// Neither of the two files is replaced where one of them cannot be written.
+TEST(Rollouts, AreWrittenWithTheirStatesOrNotAtAll) {
+    const TemporaryFolder folder;
+    model::core::Config config;
+    config.dim = 2;
+    apps::RolloutFile file{"w", {{}}, {json::object()}, tensor::DType::f32, {}};
+    file.rollouts[0].tokens = {1, 2};
+    file.rollouts[0].prompt_length = 1;
+    file.rollouts[0].states = {1, 2};
+    const auto write = [&](float state) {
+        file.rollouts[0].states[0] = state;
+        apps::write_rollouts(folder / "r.jsonl", file, config);
+    };
+    write(1);
+    const std::string rows = get(folder / "r.jsonl"), states = get(folder / "r.safetensors");
+    for (const char* name : {".r.jsonl.tmp", ".r.safetensors.tmp"}) {
+        const std::filesystem::path in_the_way = folder / name;
+        std::filesystem::create_directory(in_the_way);
+        EXPECT_THROW(write(3), tensor::Error);
+        std::filesystem::remove(in_the_way);
+        EXPECT_EQ(get(folder / "r.jsonl"), rows);
+        EXPECT_EQ(get(folder / "r.safetensors"), states);
+        EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2);
+    }
+    write(3);
+    EXPECT_EQ(get(folder / "r.jsonl"), rows);
+    EXPECT_NE(get(folder / "r.safetensors"), states);
 }
 
 }  // namespace

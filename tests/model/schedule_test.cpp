@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/philox.h"
+#include "model/core/replay.h"
 #include "model/engine/engine.h"
 #include "tests/data/files.h"
 #include "tests/model/model_test.h"
@@ -274,7 +275,67 @@ TEST_F(OneEngine, AWrongBitInARecordEndsIt) {
             const Rollout rollout = engine.take(id);
             EXPECT_EQ(rollout.finish, Finish::mismatch);
             EXPECT_EQ(rollout.tokens, r.tokens);
+            EXPECT_TRUE(rollout.states.empty());
         }
+    }
+}
+
+// Whoever has states to be compared with computes its own prompt, one of several samples too.
+TEST_F(OneEngine, SamplesOfAPromptWithItsStates) {
+    for (size_t i : {12u, 13u, 14u}) {  // one of each mode
+        const Alone a[] = {decode_alone(model, requests[i], 0),
+                           decode_alone(model, requests[i], 1)};
+        Request r = requests[i];
+        const int64_t T = int64_t(r.tokens.size()) - 1, D = model.config().dim;
+        r.states = Tensor::from_double(context, {a[0].states.begin(), a[0].states.begin() + T * D},
+                                       {T, D}, model.dtype());
+        Engine engine(model);
+        const int64_t id = engine.submit(r, 2);
+        while (!engine.idle()) engine.step();
+        for (int sample : {0, 1}) {
+            const Rollout rollout = engine.take(id + sample);
+            EXPECT_EQ(rollout.finish, Finish::length);
+            EXPECT_EQ(rollout.tokens, a[sample].tokens);
+        }
+    }
+}
+
+// What goes on from approximate states is the same however often it gives up its pages on the way.
+TEST_F(OneEngine, ApproximateStatesArePreempted) {
+    for (size_t i : {13u, 14u}) {  // soft and fused
+        const Alone a = decode_alone(model, requests[i], 0);
+        Request r = requests[i];
+        const int P = int(r.tokens.size()), n = 30, T = P + n - 1;
+        r.prompt_length = P;
+        r.tokens.assign(a.tokens.begin(), a.tokens.begin() + P + n);
+        r.logprobs.assign(a.logprobs.begin(), a.logprobs.begin() + n);
+        r.approximate = r.keep_cache = true;
+        Replay replay(model, {r.tokens.begin(), r.tokens.begin() + T}, P, r.mode);
+        replay.next();  // after a single pass far from the rollout's own
+        r.states = replay.trace().hidden;
+        const auto run = [&](int pages, bool cancelled) {
+            Engine engine(model, {.pages = pages});
+            Request older = requests[9];  // which takes all four pages in the end
+            older.max_tokens = 170;
+            engine.submit(older);
+            const int64_t id = engine.submit(r);
+            while (!engine.ended(id)) {
+                engine.step();
+                if (cancelled && engine.counts().preempted > 0) engine.cancel(id);
+            }
+            EXPECT_EQ(engine.counts().preempted > 0, pages > 0);
+            return engine.take(id);
+        };
+        const Rollout whole = run(0, false), preempted = run(4, false), cancelled = run(4, true);
+        EXPECT_EQ(whole.finish, Finish::length);
+        EXPECT_EQ(preempted.finish, Finish::length);
+        EXPECT_EQ(preempted.tokens, whole.tokens);
+        EXPECT_EQ(preempted.logprobs, whole.logprobs);
+        EXPECT_EQ(preempted.states, whole.states);
+        EXPECT_EQ(preempted.keys, whole.keys);
+        EXPECT_EQ(preempted.values, whole.values);
+        EXPECT_EQ(cancelled.finish, Finish::interrupted);
+        EXPECT_TRUE(cancelled.states.empty()) << "what it would be rebuilt from is not its own";
     }
 }
 
