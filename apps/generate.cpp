@@ -315,6 +315,10 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         } else {
             take_states(job.request, r, loaded, should_stop);
         }
+        if (job.request.approximate && (states_ || cache_))
+            throw Error(ErrorKind::usage,
+                        where + " goes on from passes, whose states are no record of it: leave " +
+                            (states_ ? "--states" : "--cache") + " out");
         jobs.push_back(std::move(job));
     }
     return jobs;

@@ -143,6 +143,8 @@ TEST_F(Continue, RefusesWhatItCannotGoOnWith) {
         failed(fbt(generate({"--prompt", "a", "--passes", "3"})), 2, {"--passes", "--continue"}));
     EXPECT_TRUE(failed(goes_on("cut", "rest", {"--dtype", "bf16"}), 2, {"f32", "bf16"}));
     EXPECT_TRUE(failed(goes_on("absent", "rest", {}), 4, {"absent.jsonl"}));
+    EXPECT_TRUE(
+        failed(goes_on("cut", "rest", {"--passes", "3", "--states"}), 2, {"passes", "--states"}));
     const auto with = [&](const char* key, const json& value) {
         json row = json::parse(rows.substr(0, rows.find('\n')));
         if (value.is_null())
