@@ -34,7 +34,8 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // O_NONBLOCK: a FIFO would be waited for before it could be refused.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
         throw Error(ErrorKind::bad_file,
                     "cannot open " + path + ": " + std::strerror(errno) + "; expected a file");

@@ -70,12 +70,16 @@ TEST(File, WriteAfterFinishIsABrokenContract) {
     EXPECT_TRUE(throws(ErrorKind::internal, {"f"}, [&] { file.finish(); }));
 }
 
-TEST(File, MissingFileAndFolderAsFile) {
+TEST(File, MissingFileAndWhatIsNoFile) {
     const TemporaryFolder folder;
     EXPECT_TRUE(throws(ErrorKind::bad_file, {"nothing", "No such file", "expected"},
                        [&] { read_file(folder / "nothing"); }));
     EXPECT_TRUE(
         throws(ErrorKind::bad_file, {"not a regular file"}, [&] { read_file(folder.path()); }));
+    const std::string fifo = folder / "fifo";
+    ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+    EXPECT_TRUE(throws(ErrorKind::bad_file, {"not a regular file"}, [&] { read_file(fifo); }))
+        << "nobody writes into it, so that waiting would not end";
 }
 
 TEST(File, FullDiskIsAnEnvironmentErrorAndLosesNothing) {
