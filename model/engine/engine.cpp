@@ -48,6 +48,10 @@ int first_different_row(const Tensor& a, const Tensor& b) {
 
 Engine::Engine(core::Model& model, const EngineConfig& config)
     : model_(model), config_(config), decoder_(model, Mode::soft, config.pages) {
+    if (config.sequences < 1 || config.pages < 0)
+        throw Error(ErrorKind::usage, "an engine of " + std::to_string(config.sequences) +
+                                          " sequences and " + std::to_string(config.pages) +
+                                          " pages; needed at least 1 and 0");
     config_.rows = std::max(config.rows, config.sequences + 1);
 }
 

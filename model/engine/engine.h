@@ -57,7 +57,7 @@ struct Request {
 };
 
 struct EngineConfig {
-    int sequences = 64;  // at once, at most
+    int sequences = 64;  // at once, at most; at least 1
     // Of a call, while prompts are in it: more than `sequences`, since decoding is never held back.
     int rows = 1024;
     // Of kKeyBlock positions each; 0: as many as there is use for. When they run out the youngest

@@ -370,6 +370,8 @@ TEST_F(OneEngine, StopTokensAndNothingToSample) {
 }
 
 TEST_F(OneEngine, RequestsThatCannotBe) {
+    EXPECT_TRUE(throws(tensor::ErrorKind::usage, {"0 sequences"},
+                       [&] { Engine none(model, {.sequences = 0}); }));
     Engine engine(model, {.pages = 3});
     const Request good = requests[4];
     const auto refused = [&](std::initializer_list<const char*> words, auto&& change) {
