@@ -13,6 +13,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/attention.h"
@@ -63,32 +64,36 @@ void product(float* out, int64_t out_stride, const float* a, int64_t stride, con
     }
 }
 
-// What becomes of sums: the next values of out, further terms of it, or, where there are factors,
-//   out[x,c] = out[x,c]*old_factor[x] + sum*new_factor[x]   for the rows x with a nonempty range.
-struct Into {
-    bool add = false;
-    const float *old_factor = nullptr, *new_factor = nullptr;
-
-    Into from_row(int x) const {
-        return old_factor ? Into{false, old_factor + x, new_factor + x} : *this;
-    }
+// Of a softmax's rows, what combines their sums so far with a split's.
+struct Factors {
+    const float *of_old, *of_new;
 };
+Factors from_row(Factors factors, int x) { return {factors.of_old + x, factors.of_new + x}; }
+bool from_row(bool add, int) { return add; }
 
-// out[x,c] from sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
+// sum[x,c] = sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
 // columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
-template <int64_t kRow, int64_t kColumn, int R, int P, class T>
+//   out[x,c] = sum[x,c]    for Into = bool, the sum going on from out[x,c] where it is true
+//   out[x,c] = out[x,c]*of_old[x] + sum[x,c]*of_new[x]    for Factors, where [begin, end) is not
+//                                                         empty
+template <int64_t kRow, int64_t kColumn, int R, int P, class Into, class T>
 void weighted_tile(float* out, int64_t out_stride, int columns, Into into, const float* w,
                    const T* b, int64_t stride, const int* begin, const int* end) {
     // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
     // sum, not even as 0 * b.
     const int first = begin[0], middle = begin[R - 1];
     const int middle_end = std::max(middle, end[0]), last = std::max(middle_end, end[R - 1]);
+    constexpr bool kCombine = std::is_same_v<Into, Factors>;
+    const auto old = [&](int r, int p) {
+        return load_first(out + r * out_stride + p * kLanes, columns - p * kLanes);
+    };
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
-        for (int p = 0; p < P; ++p)
-            sum[r][p] = into.add
-                            ? load_first(out + r * out_stride + p * kLanes, columns - p * kLanes)
-                            : splat(0.f);
+        for (int p = 0; p < P; ++p) {
+            sum[r][p] = splat(0.f);
+            if constexpr (!kCombine)
+                if (into) sum[r][p] = old(r, p);
+        }
     const auto some = [&](int from, int to) {
         for (int y = from; y < to; ++y) {
             Vec v[P];
@@ -105,20 +110,18 @@ void weighted_tile(float* out, int64_t out_stride, int columns, Into into, const
              middle_end - middle);
     some(middle_end, last);
     for (int r = 0; r < R; ++r) {
-        if (into.old_factor && begin[r] >= end[r]) continue;
-        for (int p = 0; p < P; ++p) {
-            float* to = out + r * out_stride + p * kLanes;
-            Vec x = sum[r][p];
-            if (into.old_factor)
-                x = fma(load_first(to, columns - p * kLanes), splat(into.old_factor[r]),
-                        x * splat(into.new_factor[r]));
-            store_first(to, x, columns - p * kLanes);
+        if constexpr (kCombine) {
+            if (begin[r] >= end[r]) continue;
+            const Vec of_old = splat(into.of_old[r]), of_new = splat(into.of_new[r]);
+            for (int p = 0; p < P; ++p) sum[r][p] = fma(old(r, p), of_old, sum[r][p] * of_new);
         }
+        for (int p = 0; p < P; ++p)
+            store_first(out + r * out_stride + p * kLanes, sum[r][p], columns - p * kLanes);
     }
 }
 
 // The same for n rows and all columns.
-template <int64_t kRow, int64_t kColumn, int R = kTileRows, class T>
+template <int64_t kRow, int64_t kColumn, int R = kTileRows, class Into, class T>
 void weighted_sum(float* out, int64_t out_stride, int n, int columns, Into into, const float* w,
                   const T* b, int64_t stride, const int* begin, const int* end) {
     constexpr int kPanels = (R <= 2 ? 2 : 1) * kTilePanels;  // enough sums to hide their latency
@@ -127,9 +130,9 @@ void weighted_sum(float* out, int64_t out_stride, int n, int columns, Into into,
         int c = 0;
         const auto tiles = [&](auto panels) {
             for (; c + (panels - 1) * kLanes < columns; c += panels * kLanes)
-                weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
-                                                        columns - c, into.from_row(x), w + x * kRow,
-                                                        b + c, stride, begin + x, end + x);
+                weighted_tile<kRow, kColumn, R, panels>(
+                    out + x * out_stride + c, out_stride, columns - c, from_row(into, x),
+                    w + x * kRow, b + c, stride, begin + x, end + x);
         };
         tiles(constant<kPanels>);
         if constexpr (kPanels > 2) tiles(constant<2>);
@@ -138,8 +141,8 @@ void weighted_sum(float* out, int64_t out_stride, int n, int columns, Into into,
     if constexpr (R > 1)
         if (x < n)
             weighted_sum<kRow, kColumn, R / 2>(out + x * out_stride, out_stride, n - x, columns,
-                                               into.from_row(x), w + x * kRow, b, stride, begin + x,
-                                               end + x);
+                                               from_row(into, x), w + x * kRow, b, stride,
+                                               begin + x, end + x);
 }
 
 // Copies a row of C elements, zeros up to the next vector.
@@ -501,8 +504,8 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
             softmax.add_lanes<panels>(r0, p, kWidth, seen.begin + r0, seen.end + r0, scale);
             weighted_sum<1, kWidth>(sum + r0 * stride, stride, std::min(n - r0, panels * kLanes),
                                     columns,
-                                    Into{false, softmax.old_factor + r0, softmax.new_factor + r0},
-                                    p, values, stride, seen.begin + r0, seen.end + r0);
+                                    Factors{softmax.old_factor + r0, softmax.new_factor + r0}, p,
+                                    values, stride, seen.begin + r0, seen.end + r0);
         });
     }
     finish(o, lse, sum, stride, softmax, 0, rows, i0, n);
@@ -580,8 +583,8 @@ void forward_few(T* o, float* lse, const T* q, const T* k, const T* v, const Few
                     to[r] = std::min(seen.end[r], s + kLanes);
                 }
                 const auto add_values = [&](const auto* values, int64_t values_stride) {
-                    weighted_sum<kKeyBlock, 1, kFew>(sum_j, stride, n, columns, Into{s > 0}, p,
-                                                     values, values_stride, from, to);
+                    weighted_sum<kKeyBlock, 1, kFew>(sum_j, stride, n, columns, s > 0, p, values,
+                                                     values_stride, from, to);
                 };
                 if (C % kLanes == 0) {
                     add_values(v + at, few.rows.key_stride());
@@ -660,8 +663,8 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         // dq += ds k, over the split's keys in order
         for (int r0 = 0; a.dq && r0 < n; r0 += kStep) {
             const int count_here = std::min(kStep, n - r0);
-            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, Into{}, ds + r0, keys,
-                                   stride, seen.begin + r0, seen.end + r0);
+            weighted_sum<1, kRows>(sum_j, stride, count_here, columns, false, ds + r0, keys, stride,
+                                   seen.begin + r0, seen.end + r0);
             for (int r = 0; r < count_here; ++r) {
                 float* to = sum + (r0 + r) * stride;
                 const float* from = sum_j + r * stride;
@@ -671,10 +674,10 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         }
         // dv += p^T dout and dk += ds^T q, over the tile's rows in order
         if (a.dk) {
-            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, Into{true}, p, grad.row,
+            weighted_sum<kRows, 1>(a.dv + at, rows.key_stride(), count, C, true, p, grad.row,
                                    stride, seeing.begin, seeing.end);
-            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, Into{true}, ds,
-                                   query.row, stride, seeing.begin, seeing.end);
+            weighted_sum<kRows, 1>(a.dk + at, rows.key_stride(), count, C, true, ds, query.row,
+                                   stride, seeing.begin, seeing.end);
         }
     }
     for (int r = 0; a.dq && r < n; ++r) {
