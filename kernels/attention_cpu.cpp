@@ -13,6 +13,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/attention.h"
@@ -63,20 +64,36 @@ void product(float* out, int64_t out_stride, const float* a, int64_t stride, con
     }
 }
 
-// out[x,c] = (add ? out[x,c] : 0) + sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows
-// and P panels of columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
-template <int64_t kRow, int64_t kColumn, int R, int P, class T>
-void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const float* w,
+// Of a softmax's rows, what combines their sums so far with a split's.
+struct Factors {
+    const float *of_old, *of_new;
+};
+Factors from_row(Factors factors, int x) { return {factors.of_old + x, factors.of_new + x}; }
+bool from_row(bool add, int) { return add; }
+
+// sum[x,c] = sum_y w[x,y] * b[y,c]  over y in [begin[x], end[x]), for R rows and P panels of
+// columns, the last one cut at `columns`; w[x,y] lies at w[x*kRow + y*kColumn].
+//   out[x,c] = sum[x,c]    for Into = bool, the sum going on from out[x,c] where it is true
+//   out[x,c] = out[x,c]*of_old[x] + sum[x,c]*of_new[x]    for Factors, where [begin, end) is not
+//                                                         empty
+template <int64_t kRow, int64_t kColumn, int R, int P, class Into, class T>
+void weighted_tile(float* out, int64_t out_stride, int columns, Into into, const float* w,
                    const T* b, int64_t stride, const int* begin, const int* end) {
     // In the middle all rows take part. Elsewhere a y outside of a row's range takes no part in its
     // sum, not even as 0 * b.
     const int first = begin[0], middle = begin[R - 1];
     const int middle_end = std::max(middle, end[0]), last = std::max(middle_end, end[R - 1]);
+    constexpr bool kCombine = std::is_same_v<Into, Factors>;
+    const auto old = [&](int r, int p) {
+        return load_first(out + r * out_stride + p * kLanes, columns - p * kLanes);
+    };
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
-        for (int p = 0; p < P; ++p)
-            sum[r][p] = add ? load_first(out + r * out_stride + p * kLanes, columns - p * kLanes)
-                            : splat(0.f);
+        for (int p = 0; p < P; ++p) {
+            sum[r][p] = splat(0.f);
+            if constexpr (!kCombine)
+                if (into) sum[r][p] = old(r, p);
+        }
     const auto some = [&](int from, int to) {
         for (int y = from; y < to; ++y) {
             Vec v[P];
@@ -92,14 +109,20 @@ void weighted_tile(float* out, int64_t out_stride, int columns, bool add, const 
     multiply(sum, w + middle * kColumn, kRow, kColumn, b + middle * stride, stride, kLanes,
              middle_end - middle);
     some(middle_end, last);
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        if constexpr (kCombine) {
+            if (begin[r] >= end[r]) continue;
+            const Vec of_old = splat(into.of_old[r]), of_new = splat(into.of_new[r]);
+            for (int p = 0; p < P; ++p) sum[r][p] = fma(old(r, p), of_old, sum[r][p] * of_new);
+        }
         for (int p = 0; p < P; ++p)
             store_first(out + r * out_stride + p * kLanes, sum[r][p], columns - p * kLanes);
+    }
 }
 
 // The same for n rows and all columns.
-template <int64_t kRow, int64_t kColumn, int R = kTileRows, class T>
-void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, const float* w,
+template <int64_t kRow, int64_t kColumn, int R = kTileRows, class Into, class T>
+void weighted_sum(float* out, int64_t out_stride, int n, int columns, Into into, const float* w,
                   const T* b, int64_t stride, const int* begin, const int* end) {
     constexpr int kPanels = (R <= 2 ? 2 : 1) * kTilePanels;  // enough sums to hide their latency
     int x = 0;
@@ -107,9 +130,9 @@ void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, 
         int c = 0;
         const auto tiles = [&](auto panels) {
             for (; c + (panels - 1) * kLanes < columns; c += panels * kLanes)
-                weighted_tile<kRow, kColumn, R, panels>(out + x * out_stride + c, out_stride,
-                                                        columns - c, add, w + x * kRow, b + c,
-                                                        stride, begin + x, end + x);
+                weighted_tile<kRow, kColumn, R, panels>(
+                    out + x * out_stride + c, out_stride, columns - c, from_row(into, x),
+                    w + x * kRow, b + c, stride, begin + x, end + x);
         };
         tiles(constant<kPanels>);
         if constexpr (kPanels > 2) tiles(constant<2>);
@@ -118,7 +141,8 @@ void weighted_sum(float* out, int64_t out_stride, int n, int columns, bool add, 
     if constexpr (R > 1)
         if (x < n)
             weighted_sum<kRow, kColumn, R / 2>(out + x * out_stride, out_stride, n - x, columns,
-                                               add, w + x * kRow, b, stride, begin + x, end + x);
+                                               from_row(into, x), w + x * kRow, b, stride,
+                                               begin + x, end + x);
 }
 
 // Copies a row of C elements, zeros up to the next vector.
@@ -141,6 +165,11 @@ void copy_keys(float* to, int64_t stride, const T* from, const T* next, int64_t 
 }
 
 using Lanes = float __attribute__((vector_size(4 * kLanes)));
+
+// In each lane a if it is the larger one, else b, even if a is NaN.
+Vec larger(Vec a, Vec b) {
+    return lanewise([](auto x, auto y) { return x > y ? x : y; }, a, b);
+}
 
 // Copied rows, and once more in panels of 16 with the columns apart.
 struct Tile {
@@ -277,17 +306,23 @@ struct Rows {
         std::fill(to.row + n * stride, to.row + round_up(n, kLanes) * stride, 0.f);
         to.transpose(stride, n, C);
     }
-    // The keys [base, base+count) that the tile's rows [i, i+n) see, counted from base. Rows of
-    // padding copy the last row's.
-    void keys_of_rows(Ranges& keys, int i, int n, int base, int count) const {
-        for (int r = 0; r < n; ++r) {
-            const int t = position(i + r);
-            keys.begin[r] = std::clamp(first_visible(t, window) - base, 0, count);
-            keys.end[r] = std::clamp(t + 1 - base, 0, count);
+    // The positions of rows [i, i+n), the last one's also for the rows of padding.
+    void positions(int* t, int i, int n) const {
+        int here = position(i), left = group() - i % group();
+        for (int r = 0; r < round_up(n, kLanes); ++r) {
+            t[r] = here;
+            if (--left == 0 && r + 1 < n) {
+                left = group();
+                ++here;
+            }
         }
-        for (int r = n; r < round_up(n, kLanes); ++r) {
-            keys.begin[r] = keys.begin[n - 1];
-            keys.end[r] = keys.end[n - 1];
+    }
+    // Which of the keys [base, base+count) rows at n positions see, counted from base.
+    void keys_of_rows(Ranges& keys, const int* t, int n, int base, int count) const {
+#pragma omp simd
+        for (int r = 0; r < round_up(n, kLanes); ++r) {
+            keys.begin[r] = std::clamp(first_visible(t[r], window) - base, 0, count);
+            keys.end[r] = std::clamp(t[r] + 1 - base, 0, count);
         }
     }
     // The other way: which of the rows see each key, counted from i.
@@ -328,32 +363,46 @@ struct Softmax {
         std::fill(l, l + kRows, 0.f);
     }
 
-    // Of 16 rows from r0 on, in lanes: p[key][row], scores, become exp(score - m_j).
+    // Of P panels of rows from r0 on, in lanes: p[key][row], scores, become exp(score - m_j).
+    template <int P>
     void add_lanes(int r0, float* p, int64_t stride, const int* begin, const int* end,
                    float scale) {
-        float m_j[kLanes], l_j[kLanes] = {};
-        std::fill(m_j, m_j + kLanes, -INFINITY);
-        for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
-            float* score = p + s * stride;
+        const int last = P * kLanes - 1;
+        const int middle = begin[last], middle_end = std::max(middle, end[0]);
+        // In the middle all rows see a key. Elsewhere a score that does not count is -infinity.
+        const auto hide = [&](int from, int to) {
+            for (int s = from; s < to; ++s) {
+                float* score = p + s * stride;
 #pragma omp simd
-            for (int r = 0; r < kLanes; ++r) {
-                // Without && and stores on a condition this stays free of branches.
-                const float x = scale * score[r];
-                const float y = begin[r] <= s ? x : -INFINITY;
-                const float z = s < end[r] ? y : -INFINITY;
-                m_j[r] = z > m_j[r] ? z : m_j[r];
-                score[r] = z;
+                for (int r = 0; r < P * kLanes; ++r) {
+                    // Without && and stores on a condition this stays free of branches.
+                    const float x = scale * score[r];
+                    const float y = begin[r] <= s ? x : -INFINITY;
+                    score[r] = s < end[r] ? y : -INFINITY;
+                }
             }
-        }
-        for (int s = begin[0]; s < end[kLanes - 1]; ++s) {
-            float* score = p + s * stride;
-#pragma omp simd
-            for (int r = 0; r < kLanes; ++r) {
-                score[r] = exp(score[r] - m_j[r]);
-                l_j[r] += score[r];  // + 0, exactly, for a key that is not visible
+        };
+        hide(begin[0], middle);
+        hide(middle_end, end[last]);
+        Vec m_j[P], l_j[P];
+        for (int i = 0; i < P; ++i) m_j[i] = splat(-INFINITY);
+        for (int i = 0; i < P; ++i) l_j[i] = splat(0.f);
+        for (int s = begin[0]; s < end[last]; ++s)
+            for (int i = 0; i < P; ++i) {
+                float* score = p + s * stride + i * kLanes;
+                Vec x = load(score);
+                if (s >= middle && s < middle_end) store(score, x = x * splat(scale));
+                m_j[i] = larger(x, m_j[i]);
             }
-        }
-        combine(r0, m_j, l_j, begin, end);
+        for (int s = begin[0]; s < end[last]; ++s)
+            for (int i = 0; i < P; ++i) {
+                float* score = p + s * stride + i * kLanes;
+                const Vec x = exp(load(score) - m_j[i]);
+                l_j[i] = l_j[i] + x;  // + 0, exactly, for a key that is not visible
+                store(score, x);
+            }
+        for (int i = 0; i < P; ++i)
+            combine(r0 + i * kLanes, m_j[i], l_j[i], begin + i * kLanes, end + i * kLanes);
     }
 
     // Of n <= 16 rows from r0 on, each with its keys in lanes: p[row][key].
@@ -369,20 +418,24 @@ struct Softmax {
             for (int s = 0; s < count; ++s) score[s] = exp(scale * score[s] - most);
             for (int s = 0; s < count; ++s) l_j[r] += score[s];
         }
-        combine(r0, m_j, l_j, begin, end);
+        combine(r0, load(m_j), load(l_j), begin, end);
     }
 
   private:
-    void combine(int r0, const float* m_j, const float* l_j, const int* begin, const int* end) {
+    void combine(int r0, Vec m_j, Vec l_j, const int* begin, const int* end) {
+        float m_new[kLanes], l_new[kLanes];
+        const Vec most = larger(m_j, load(m + r0));
+        const Vec a = exp(load(m + r0) - most), b = exp(m_j - most);
+        store(m_new, most);
+        store(l_new, load(l + r0) * a + l_j * b);
+        store(old_factor + r0, a);
+        store(new_factor + r0, b);
 #pragma omp simd
         for (int r = 0; r < kLanes; ++r) {
-            const float m_new = m_j[r] > m[r0 + r] ? m_j[r] : m[r0 + r];
             const bool visible = begin[r] < end[r];
-            old_factor[r0 + r] = visible ? exp(m[r0 + r] - m_new) : 1.f;
-            new_factor[r0 + r] = exp(m_j[r] - m_new);
-            l[r0 + r] =
-                visible ? l[r0 + r] * old_factor[r0 + r] + l_j[r] * new_factor[r0 + r] : l[r0 + r];
-            m[r0 + r] = visible ? m_new : m[r0 + r];
+            old_factor[r0 + r] = visible ? old_factor[r0 + r] : 1.f;
+            l[r0 + r] = visible ? l_new[r] : l[r0 + r];
+            m[r0 + r] = visible ? m_new[r] : m[r0 + r];
         }
     }
 };
@@ -407,8 +460,8 @@ void finish(T* o, float* lse, const float* sum, int64_t stride, const Softmax& s
     for (int r = 0; r < n; ++r) {
         T* out = o + rows.head(i0 + r) * rows.C;
         const float l = softmax.l[r0 + r];
-#pragma omp simd
-        for (int c = 0; c < rows.C; ++c) store(out[c], sum[r * stride + c] / l);
+        for (int c = 0; c < rows.C; c += kLanes)
+            store_first(out + c, load(sum + r * stride + c) / splat(l), rows.C - c);
         if (lse) lse[rows.head(i0 + r)] = softmax.m[r0 + r] + std::log(l);
     }
 }
@@ -421,11 +474,13 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
     const int C = rows.C, stride = tile_stride(C), columns = round_up(C, kLanes);
     Tile query, keys;
     alignas(64) float values[kKeyBlock * kMaxStride];
-    alignas(64) float p[kKeyBlock * kWidth];  // scores, then exp(score - m_j)
-    alignas(64) float sum[kRows * kMaxStride], sum_j[kStep * kMaxStride];  // o, o_j
+    alignas(64) float p[kKeyBlock * kWidth];    // scores, then exp(score - m_j)
+    alignas(64) float sum[kRows * kMaxStride];  // o
     Softmax softmax;
     Ranges seen;
+    int positions[kRows];
 
+    rows.positions(positions, i0, n);
     rows.gather(query, stride, q, i0, n);
     std::fill_n(sum, n * stride, 0.f);
     const int lo = first_visible(rows.position(i0), rows.window);
@@ -436,18 +491,21 @@ void forward_tile(T* o, float* lse, const T* q, const T* k, const T* v, const Ro
         const int64_t at = rows.key(base), next = base + count < hi ? rows.key(base + count) : at;
         copy_keys(keys.row, stride, k + at, k + next, rows.key_stride(), count, C);
         copy_keys(values, stride, v + at, v + next, rows.key_stride(), count, C);
-        rows.keys_of_rows(seen, i0, n, base, count);
+        rows.keys_of_rows(seen, positions, n, base, count);
         for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
-            product<panels>(p, kWidth, keys.row, stride, query.panel + r0 * C, begin, end, C);
-            for (int r = r0; r < r0 + panels * kLanes; r += kLanes)
-                softmax.add_lanes(r, p + r - r0, kWidth, seen.begin + r, seen.end + r, scale);
-            for (int r = r0; r < std::min(n, r0 + panels * kLanes); r += kStep) {
-                const int some = std::min(kStep, n - r);
-                weighted_sum<1, kWidth>(sum_j, stride, some, columns, false, p + r - r0, values,
-                                        stride, seen.begin + r, seen.end + r);
-                combine(sum + r * stride, sum_j, stride, softmax, r, seen.begin + r, seen.end + r,
-                        some, C);
-            }
+            // Keys behind the ends of all panels but the last are that panel's alone.
+            constexpr int own = (panels - 1) * kLanes;
+            int shared = end;
+            if constexpr (own > 0) shared = std::min(end, round_up(seen.end[r0 + own - 1], kStep));
+            product<panels>(p, kWidth, keys.row, stride, query.panel + r0 * C, begin, shared, C);
+            if (shared < end)
+                product<1>(p + own, kWidth, keys.row, stride, query.panel + (r0 + own) * C, shared,
+                           end, C);
+            softmax.add_lanes<panels>(r0, p, kWidth, seen.begin + r0, seen.end + r0, scale);
+            weighted_sum<1, kWidth>(sum + r0 * stride, stride, std::min(n - r0, panels * kLanes),
+                                    columns,
+                                    Factors{softmax.old_factor + r0, softmax.new_factor + r0}, p,
+                                    values, stride, seen.begin + r0, seen.end + r0);
         });
     }
     finish(o, lse, sum, stride, softmax, 0, rows, i0, n);
@@ -496,10 +554,12 @@ void forward_few(T* o, float* lse, const T* q, const T* k, const T* v, const Few
         std::fill(to + n * stride, to + padded * stride, 0.f);
     }
     std::fill_n(sum, few.heads * n * stride, 0.f);
+    int positions[kLanes];
+    few.rows.positions(positions, few.i0, n);
     for (int base = few.begin(), end; base < few.end(); base = end) {
         end = few.split_end(base);
         const int count = end - base;
-        few.rows.keys_of_rows(seen, few.i0, n, base, count);
+        few.rows.keys_of_rows(seen, positions, n, base, count);
         Fetch<T> fetch = end < few.end() ? few.fetch(k, v, end) : next;
         // So many lines at each step: 16 keys of some columns transposed, or their values added.
         const int steps =
@@ -564,7 +624,9 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
     alignas(64) float sum[kRows * kMaxStride], sum_j[kStep * kMaxStride];  // dq, a split's part
     alignas(64) float lse[kRows] = {}, delta[kRows] = {};
     Ranges seen, seeing;
+    int positions[kRows];
 
+    rows.positions(positions, i0, n);
     rows.gather(query, stride, a.q, i0, n);
     rows.gather(grad, stride, a.dout, i0, n);
     for (int r = 0; r < n; ++r) {
@@ -584,7 +646,7 @@ void backward_tile(const Backward<T>& a, const Rows& rows, int i0, int n, int sp
         const int64_t at = rows.key(base), next = base + count < hi ? rows.key(base + count) : at;
         copy_keys(keys, stride, a.k + at, a.k + next, rows.key_stride(), count, C);
         copy_keys(values, stride, a.v + at, a.v + next, rows.key_stride(), count, C);
-        rows.keys_of_rows(seen, i0, n, base, count);
+        rows.keys_of_rows(seen, positions, n, base, count);
         rows.rows_of_keys(seeing, i0, n, base, count);
         for_panels(seen, n, [&](auto panels, int r0, int begin, int end) {
             product<panels>(p + r0, kRows, keys, stride, query.panel + r0 * C, begin, end, C);
