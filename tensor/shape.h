@@ -34,8 +34,10 @@ class Shape {
     int64_t back() const { return sizes_[count_ - 1]; }
     const int64_t* begin() const { return sizes_; }
     const int64_t* end() const { return sizes_ + count_; }
-    bool operator==(const Shape& other) const {
-        return std::equal(begin(), end(), other.begin(), other.end());
+    bool operator==(const Shape& other) const {  // every op compares some
+        bool same = count_ == other.count_;
+        for (size_t i = 0; same && i < count_; ++i) same = sizes_[i] == other.sizes_[i];
+        return same;
     }
 
   private:
