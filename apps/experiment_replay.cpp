@@ -152,11 +152,11 @@ void replay_experiment(Experiment& lab) {
         const std::string title =
             without_text(recipe.name) + format(", %d fed positions", lab.size(kFed));
         for (DType dtype : dtypes(lab)) {
-            Table table({"passes", "K error %", "V error %", "argmax %", "KL", "|dlogp|",
+            Table table({"until", "passes", "K error %", "V error %", "argmax %", "KL", "|dlogp|",
                          "exact prefix", "computed"});
             const auto row = [&](const std::string& way) {
                 table.row(
-                    {way, cell("keys", dtype, way, "%.3g", 100),
+                    {way, cell("ran", dtype, way, "%.0f", 1), cell("keys", dtype, way, "%.3g", 100),
                      cell("values", dtype, way, "%.3g", 100),
                      cell("argmax", dtype, way, "%.1f", 100), cell("kl", dtype, way, "%.1e", 1),
                      cell("logprob", dtype, way, "%.1e", 1), cell("prefix", dtype, way, "%.0f", 1),
@@ -164,25 +164,12 @@ void replay_experiment(Experiment& lab) {
             };
             for (int passes : kShown)
                 if (passes <= lab.size(kPlotted)) row(std::to_string(passes));
+            for (const Way& way : ways()) row(way.name);
             row("recorded");
-            lab.table(title + ", " + tensor::name_of(dtype), table);
+            lab.table(title + ", " + tensor::name_of(dtype) +
+                          " (computed: positions, over the response's)",
+                      table);
         }
-        std::vector<std::string> heading = {"until"};
-        for (DType dtype : dtypes(lab))
-            for (const char* what : {"K error %", "passes", "computed"})
-                heading.push_back(std::string(tensor::name_of(dtype)) + " " + what);
-        Table table(heading);
-        for (const Way& way : ways()) {
-            std::vector<std::string> cells = {way.name};
-            for (DType dtype : dtypes(lab)) {
-                cells.push_back(cell("keys", dtype, way.name, "%.2g", 100));
-                cells.push_back(cell("ran", dtype, way.name, "%.0f", 1));
-                cells.push_back(cell("computed", dtype, way.name, "%.1f", 1));
-            }
-            table.row(cells);
-        }
-        lab.table(title + ": what ends by itself (computed: positions, over the response's)",
-                  table);
     }
     tensor::write_file_durably(lab.config().out + "/replay.tsv", plot_rows(lab, recipes));
 }
