@@ -218,7 +218,8 @@ void Generate::check_flags() const {
         refuse("--out is " + tensor::in_quotes(out_) + ", needed a name that ends with .jsonl");
     check_output("--out", out_);
     if (keeps)
-        check_output("--out with --states", fs::path(out_).replace_extension(".safetensors"));
+        check_output(states_ ? "--out with --states" : "--out with --cache",
+                     fs::path(out_).replace_extension(".safetensors"));
 }
 
 engine::Request Generate::request_of(int prompt, core::Mode mode, const Loaded& loaded) const {
@@ -264,6 +265,12 @@ void Generate::take_states(engine::Request& request, const Rollout& before, cons
         request.states = states_of(before, model);
         return;
     }
+    if (states_ || cache_)  // said before the work
+        throw Error(ErrorKind::usage,
+                    "prompt " + std::to_string(before.prompt + 1) + ", sample " +
+                        std::to_string(before.sample + 1) +
+                        " goes on from passes, whose states are no record of it: leave " +
+                        (states_ ? "--states" : "--cache") + " out");
     core::Replay replay(model, fed, P, before.mode);
     do replay.next();  // what is exact no pass changes, and after a signal there is no use for any
     while (replay.passes() < passes_ - 1 && !replay.exact() && !should_stop());
@@ -315,10 +322,6 @@ std::vector<Generate::Job> Generate::continued_jobs(Console& console, const Load
         } else {
             take_states(job.request, r, loaded, should_stop);
         }
-        if (job.request.approximate && (states_ || cache_))
-            throw Error(ErrorKind::usage,
-                        where + " goes on from passes, whose states are no record of it: leave " +
-                            (states_ ? "--states" : "--cache") + " out");
         jobs.push_back(std::move(job));
     }
     return jobs;

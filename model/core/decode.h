@@ -74,13 +74,14 @@ class Decoder {
         int length = 0;
         bool used = false;
     };
-    // What feeds come to on the host. Rows: of N all, of R the fused ones.
+    // What feeds come to on the host: N rows, R of them fused. A fused row's carried state is the
+    // store's (from_store: which of the R; slots: where) or given (the first of the R, then rows).
     struct Call {
         std::shared_ptr<SpanBatch> spans = std::make_shared<SpanBatch>();
         std::vector<int32_t> tokens, fused_tokens;  // [N], [R]
         std::vector<int64_t> fused;                 // [R] which rows
-        std::vector<int64_t> from_store, slots;     // of R, those whose state the store has, and
-        std::vector<std::pair<int64_t, Tensor>> given;  // where; the others, from a first of R on
+        std::vector<int64_t> from_store, slots;
+        std::vector<std::pair<int64_t, Tensor>> given;
     };
     // A call of single positions: its inputs and outputs in fixed memory, so that a CUDA device can
     // record it once and replay it.

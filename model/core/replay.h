@@ -31,9 +31,9 @@ class Replay {
     // tokens: every token that was fed, P of them the prompt's, at least one the response's.
     Replay(Model& model, std::vector<int32_t> tokens, int prompt_length, Mode mode);
 
-    void next();  // one more pass over the response
-    void run(
-        const ReplayLimits& limits);  // begins anew; where in blocks, next() is of the last one
+    // One more pass over the response; after run() in blocks, over the last one.
+    void next();
+    void run(const ReplayLimits& limits);  // begins anew
 
     int passes() const { return passes_; }  // of all blocks together
     // Response positions that the passes ran, and that they would have run without leaving any out.

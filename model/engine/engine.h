@@ -71,7 +71,8 @@ class Engine {
 
     // Queues so many samples of one request, which share the prompt's pages, and returns the first
     // one's id; the others' follow. Errors  usage when tokens are none, outside the vocabulary or
-    // as many as the context, or when all pages together are too few for it.
+    // as many as the context, when settings of sampling cannot be, when what a rollout goes on from
+    // does not fit its tokens, or when all pages together are too few for it.
     int64_t submit(const Request& request, int samples = 1);
     // Ends it as it is: what was sampled can be taken.
     void cancel(int64_t id);
