@@ -1,0 +1,51 @@
+// Communicators of many processes. MPI: host memory, whatever started the processes. NCCL: a GPU a
+// process. Both are there when the build found them.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tensor/communicator.h"
+
+namespace fbt::dist {
+
+using tensor::Communicator;
+using tensor::Context;
+
+// What ends a process whose job cannot go on: it is given the message, from any thread, and does
+// not return.
+using Fail = std::function<void(const std::string& message)>;
+
+// "Open MPI 4.1.4", "2.28.9"; empty where the build has none.
+std::string mpi_version();
+std::string nccl_version();
+
+struct Options {
+    double seconds = 300;  // that a collective may wait for the other ranks
+    Fail fail;
+};
+
+// The ranks that mpirun or srun started. Sums are made in the order of the ranks, so that the same
+// number of ranks gives the same bits. At most once in a process.
+// Errors  environment when MPI does not start; internal in a build without it.
+std::unique_ptr<Communicator> connect_mpi(Options options);
+
+// Gives every rank rank 0's bytes.
+using Exchange = std::function<void(std::span<std::byte> bytes)>;
+
+// Rank `rank` of `size` on the context's GPU. `exchange` is called once.
+// reproducible  sums are made in the order of the ranks
+// Errors  environment when NCCL does not start; internal in a build without it.
+std::unique_ptr<Communicator> connect_nccl(Context& context, int rank, int size,
+                                           const Exchange& exchange, bool reproducible,
+                                           Options options);
+
+// Exchange over TCP: rank 0 listens on this port, the others connect to `address`, a host's name or
+// number, trying again until it listens. Errors  environment, naming address and port, when that
+// takes longer than `seconds`.
+void exchange_over_tcp(std::span<std::byte> bytes, int rank, int size, const std::string& address,
+                       int port, double seconds);
+
+}  // namespace fbt::dist
