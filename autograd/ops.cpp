@@ -30,13 +30,12 @@ void reach(Weight& w) { w.reached = w.reached || trains(w); }
 std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws) {
     std::vector<const tensor::PackedMatrix*> packed;
     packed.reserve(ws.size());
-    bool any = false;
     for (Weight* w : ws) {
+        w->settle();
         packed.push_back(&w->packed);
-        any = any || trains(*w);
     }
     std::vector<Tensor> ys = tensor::matmul_forward(x.value(), packed);
-    if (!tape.recording()) return tape.constants(std::move(ys));
+    if (!tape.notes()) return tape.constants(std::move(ys));
     return tape.record(
         std::move(ys), {x},
         [x, ws](const std::vector<Tensor>& d) -> std::vector<Tensor> {
@@ -57,24 +56,27 @@ std::vector<Var> linear(Tape& tape, const Var& x, const std::vector<Weight*>& ws
             }
             return {dx};
         },
-        any);
+        ws);
 }
 
 Var linear(Tape& tape, const Var& x, Weight& w) {
-    if (!tape.recording()) return tape.constant(tensor::matmul_forward(x.value(), w.packed));
+    if (!tape.notes()) {
+        w.settle();
+        return tape.constant(tensor::matmul_forward(x.value(), w.packed));
+    }
     return linear(tape, x, std::vector<Weight*>{&w})[0];
 }
 
 // dw[v] += sum over n with tokens[n] = v of dy[n]
 Var embedding(Tape& tape, const Tensor& tokens, Weight& w) {
-    return tape.record(
-        tensor::embedding_forward(tokens, w.value, w.packed.data.dtype()), {},
-        [tokens, &w](const std::vector<Tensor>& d) -> std::vector<Tensor> {
-            tensor::embedding_backward_accum(w.grad, d[0], tokens);
-            reach(w);
-            return {};
-        },
-        trains(w));
+    w.settle();
+    return tape.record(tensor::embedding_forward(tokens, w.value, w.packed.data.dtype()), {},
+                       [tokens, &w](const std::vector<Tensor>& d) -> std::vector<Tensor> {
+                           tensor::embedding_backward_accum(w.grad, d[0], tokens);
+                           reach(w);
+                           return {};
+                       },
+                       {&w});
 }
 
 // g = dy*gain, xhat = x*rstd:   dx = rstd*(g - xhat*mean_d(g*xhat))    dgain = sum_n dy*xhat
@@ -88,7 +90,7 @@ Var rmsnorm(Tape& tape, const Var& x, Weight& gain, double eps) {
             reach(gain);
             return {tensor::rmsnorm_backward(gain.grad, d[0], x.value(), gain.value, rstd, 1)};
         },
-        trains(gain));
+        {&gain});
 }
 
 // dx = dy      dbranch, dgain: RMSNorm's, of alpha*dy
@@ -104,7 +106,7 @@ Var residual_rmsnorm(Tape& tape, const Var& x, const Var& branch, Weight& gain, 
             return {d[0], tensor::rmsnorm_backward(gain.grad, d[0], branch.value(), gain.value,
                                                    rstd, alpha)};
         },
-        trains(gain));
+        {&gain});
 }
 
 // dz = dy rotated by -t; then RMSNorm's rule over C, dgain over rows and heads
@@ -120,7 +122,7 @@ Var qk_norm_rope(Tape& tape, const Var& x, Weight& gain, const Tensor& cos, cons
             return {tensor::qk_norm_rope_backward(gain.grad, narrow(d[0], x.value()), x.value(),
                                                   gain.value, rstd, cos, sin, positions)};
         },
-        trains(gain));
+        {&gain});
 }
 
 // With p = exp(score - lse), delta = dout.o:   ds = p*(dout.v - delta)
@@ -236,6 +238,7 @@ Var join_rows(Tape& tape, int64_t rows, const Var& prefix, const Tensor& prefix_
 // dlogits = weight*((1 + 2*z*lse)*softmax - onehot)      dh = dlogits E      dE += dlogits^T h
 Classified classifier(Tape& tape, const Var& h, Weight& embedding, const Tensor& targets,
                       const Tensor& weight, double z_weight) {
+    embedding.settle();
     const Tensor& x = h.value();
     const int64_t N = x.dim(0), V = embedding.packed.N;
     const DType a = accumulate_dtype(x.dtype());

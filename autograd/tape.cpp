@@ -17,22 +17,28 @@ Var Tape::variable(Tensor value) const {
 }
 
 std::vector<Var> Tape::keep(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
-                            bool trains_weights) {
-    const bool wanted = trains_weights || std::any_of(inputs.begin(), inputs.end(),
-                                                      [](const Var& v) { return v.needs_grad(); });
+                            const std::vector<Weight*>& weights) {
+    Entry entry{inputs, {}, std::move(rule), {}, false};
+    for (Weight* w : weights)
+        if (w->grad.defined()) entry.weights.push_back(w);
+    const bool wanted =
+        !entry.weights.empty() ||
+        std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.needs_grad(); });
     std::vector<Var> vars;
-    Entry entry{inputs, {}, std::move(rule), false};
     for (Tensor& t : outputs) {
         vars.push_back(constant(std::move(t)));
         vars.back().node_->needs_grad = wanted;
         entry.outputs.push_back(vars.back().node_);
     }
-    if (wanted) entries_.push_back(std::move(entry));
+    if (wanted) {
+        for (const Weight* w : entry.weights) ++uses_[w];
+        entries_.push_back(std::move(entry));
+    }
     return vars;
 }
 
 void Tape::record_root(const std::vector<Var>& inputs, Rule rule) {
-    if (recording_) entries_.push_back({inputs, {}, std::move(rule), true});
+    if (recording_) entries_.push_back({inputs, {}, std::move(rule), {}, true});
 }
 
 void Tape::accumulate(Var::Node& node, const Tensor& gradient) {
@@ -44,7 +50,12 @@ void Tape::accumulate(Var::Node& node, const Tensor& gradient) {
         tensor::add_accum(node.grad, gradient);
 }
 
-void Tape::backward(const std::vector<std::pair<Var, Tensor>>& seeds) {
+void Tape::done_with(const std::vector<Weight*>& weights, const Ready& ready) {
+    for (Weight* w : weights)
+        if (--uses_.at(w) == 0 && ready) ready(*w);
+}
+
+void Tape::backward(const std::vector<std::pair<Var, Tensor>>& seeds, const Ready& ready) {
     for (const auto& [var, gradient] : seeds)
         if (var.needs_grad() && gradient.defined()) accumulate(*var.node_, gradient);
     while (!entries_.empty()) {
@@ -57,9 +68,13 @@ void Tape::backward(const std::vector<std::pair<Var, Tensor>>& seeds) {
             node->grad = {};
             any = any || douts.back().defined();
         }
-        if (!any) continue;
+        if (!any) {
+            done_with(entry.weights, ready);
+            continue;
+        }
         std::vector<Tensor> grads = entry.rule(douts);
         douts.clear();
+        done_with(entry.weights, ready);
         for (size_t i = 0; i < entry.inputs.size(); ++i)
             if (entry.inputs[i].needs_grad() && i < grads.size() && grads[i].defined()) {
                 const Tensor gradient = std::move(grads[i]);
@@ -72,7 +87,9 @@ std::vector<Var> recompute(
     Tape& tape, const std::vector<Var>& inputs,
     const std::function<std::vector<Var>(Tape&, const std::vector<Var>&)>& run) {
     if (!tape.recording()) return run(tape, inputs);
+    std::vector<Weight*> weights;
     Tape forgetful(false);
+    forgetful.seen_ = &weights;
     std::vector<Tensor> values;
     for (const Var& v : run(forgetful, inputs)) values.push_back(v.value());
     auto rule = [inputs, run](const std::vector<Tensor>& douts) {
@@ -90,7 +107,7 @@ std::vector<Var> recompute(
         for (const Var& leaf : leaves) grads.push_back(leaf.defined() ? leaf.grad() : Tensor());
         return grads;
     };
-    return tape.record(std::move(values), inputs, rule, true);
+    return tape.record(std::move(values), inputs, rule, weights);
 }
 
 }  // namespace fbt::autograd

@@ -5,6 +5,8 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tensor/ops.h"
@@ -43,6 +45,12 @@ struct Weight {
     tensor::PackedMatrix packed;       // value for y = x W^T
     tensor::PackedMatrix packed_back;  // value for dx = dy W
     bool reached = false;
+    // Where new values are still under way (from another process): brings them. Ops call settle()
+    // before they read.
+    std::function<void()> arrive;
+    void settle() {
+        if (arrive) std::exchange(arrive, nullptr)();
+    }
 };
 
 class Tape {
@@ -54,6 +62,7 @@ class Tape {
     // A tape that does not record computes values only and keeps nothing alive.
     explicit Tape(bool recording) : recording_(recording) {}
     bool recording() const { return recording_; }
+    bool notes() const { return recording_ || seen_; }  // what record() is told
 
     Var constant(Tensor value) const;  // no gradient flows into it
     std::vector<Var> constants(std::vector<Tensor> values) const {
@@ -64,41 +73,61 @@ class Tape {
     }
     Var variable(Tensor value) const;  // a gradient is wanted
 
-    // The outputs of an op, with its rule. Where the tape does not record, or no input and no
-    // weight needs a gradient, the rule is dropped.
+    // The outputs of an op, with its rule and the weights to whose gradients the rule adds. Where
+    // the tape does not record, or no input and no weight needs a gradient, the rule is dropped.
     // Decoding runs a hundred ops a token: a tape that does not record makes no Rule of `rule`.
     template <class F>
     std::vector<Var> record(std::vector<Tensor> outputs, const std::vector<Var>& inputs, F rule,
-                            bool trains_weights = false) {
-        if (recording_) return keep(std::move(outputs), inputs, std::move(rule), trains_weights);
+                            const std::vector<Weight*>& weights = {}) {
+        if (recording_) return keep(std::move(outputs), inputs, std::move(rule), weights);
+        if (seen_) seen_->insert(seen_->end(), weights.begin(), weights.end());
         return constants(std::move(outputs));
     }
     template <class F>
     Var record(Tensor output, std::initializer_list<Var> inputs, F rule,
-               bool trains_weights = false) {
-        if (!recording_) return constant(std::move(output));
+               std::initializer_list<Weight*> weights = {}) {
+        if (!recording_) {
+            if (seen_) seen_->insert(seen_->end(), weights);
+            return constant(std::move(output));
+        }
         std::vector<Tensor> outputs;
         outputs.push_back(std::move(output));
-        return keep(std::move(outputs), inputs, std::move(rule), trains_weights)[0];
+        return keep(std::move(outputs), inputs, std::move(rule), weights)[0];
     }
     // A rule that starts the way back: it has no outputs and always runs (the loss).
     void record_root(const std::vector<Var>& inputs, Rule rule);
 
+    // Rules of this tape that have yet to add to the weight's gradient. None: it is complete.
+    int uses(const Weight& weight) const {
+        const auto it = uses_.find(&weight);
+        return it == uses_.end() ? 0 : it->second;
+    }
+
     // Walks the rules backwards, dropping each as it is done. `seeds` gives outputs' gradients.
-    void backward(const std::vector<std::pair<Var, Tensor>>& seeds = {});
+    // `ready` is told of each weight that had uses when the last of them is done, while the walk
+    // goes on: so its gradient can travel meanwhile.
+    using Ready = std::function<void(Weight&)>;
+    void backward(const std::vector<std::pair<Var, Tensor>>& seeds = {}, const Ready& ready = {});
 
   private:
     struct Entry {
         std::vector<Var> inputs;
         std::vector<std::shared_ptr<Var::Node>> outputs;
         Rule rule;
+        std::vector<Weight*> weights;
         bool root;
     };
+    friend std::vector<Var> recompute(
+        Tape& tape, const std::vector<Var>& inputs,
+        const std::function<std::vector<Var>(Tape&, const std::vector<Var>&)>& run);
     std::vector<Var> keep(std::vector<Tensor> outputs, const std::vector<Var>& inputs, Rule rule,
-                          bool trains_weights);
+                          const std::vector<Weight*>& weights);
     static void accumulate(Var::Node& node, const Tensor& gradient);
+    void done_with(const std::vector<Weight*>& weights, const Ready& ready);
     bool recording_;
     std::vector<Entry> entries_;
+    std::unordered_map<const Weight*, int> uses_;
+    std::vector<Weight*>* seen_ = nullptr;  // where a tape that does not record notes weights
 };
 
 // A segment that keeps only its inputs: `run` is executed without recording now, and once more,

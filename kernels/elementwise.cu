@@ -33,6 +33,20 @@ __global__ void __launch_bounds__(kElementThreads)
     store_pack(y + i, to, count, whole);
 }
 
+// y = float(x)
+template <class T>
+__global__ void __launch_bounds__(kElementThreads)
+    widen_packs(float* __restrict__ y, const T* __restrict__ x, int64_t n, bool aligned) {
+    const int64_t i = first_element<T>(), count = n - i;
+    if (count <= 0) return;
+    const bool whole = aligned && count >= kPack<T>;
+    const Pack<T> from = load_pack(x + i, count, whole);
+    Floats<T> to;
+#pragma unroll
+    for (int j = 0; j < kPack<T>; ++j) to.v[j] = from[j];
+    store_floats<T>(y + i, to, count, whole);
+}
+
 // Columns move unchanged, in pieces of one element or of 16 bytes. wide[n,:] = [a[n,:] | b[n,:]],
 // of Wa and Wb pieces, or the other way.
 template <class Piece>
@@ -76,6 +90,13 @@ Status cast(T* y, const A* x, int64_t n, Stream s) {
     return launch(cast_packs<T>, element_launch<T>(n), s, y, x, n, aligned16(y, x));
 }
 
+template <class T, class A>
+Status widen(A* y, const T* x, int64_t n, Stream s) {
+    if (n < 0) return {Code::bad_argument, "widen needs n >= 0"};
+    if (n == 0) return {};
+    return launch(widen_packs<T>, element_launch<T>(n), s, y, x, n, aligned16(y, x));
+}
+
 template <class T>
 Status concat_columns(T* y, const T* a, const T* b, int64_t N, int64_t Da, int64_t Db, Stream s) {
     if (N < 0 || Da < 1 || Db < 1)
@@ -108,6 +129,7 @@ Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, 
     template Status add_accum<T>(T*, const T*, int64_t, Stream);                                  \
     template Status add<T>(T*, const T*, const T*, int64_t, Stream);                              \
     template Status cast<T>(T*, const float*, int64_t, Stream);                                   \
+    template Status widen<T>(float*, const T*, int64_t, Stream);                                  \
     template Status concat_columns<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
     template Status split_columns<T>(T*, T*, const T*, int64_t, int64_t, int64_t, Stream);
 FBT_INSTANTIATE(float)

@@ -19,6 +19,9 @@ FBT_OP(template <class T> Status add(T* y, const T* a, const T* b, int64_t n, St
 // Moves  n*(sizeof(T) + sizeof(A)) bytes
 FBT_OP(template <class T, class A = accumulate_t<T>>
        Status cast(T* y, const A* x, int64_t n, Stream s);)
+// The way back, exact: y[i] = A(x[i]), y [n] A, x [n] T, all else as for cast.
+FBT_OP(template <class T, class A = accumulate_t<T>>
+       Status widen(A* y, const T* x, int64_t n, Stream s);)
 
 // Forward   y[n,:] = [a[n,:] | b[n,:]]        y [N,Da+Db], a [N,Da], b [N,Db] T
 // Backward  a[n,:] = y[n,:Da], b[n,:] = y[n,Da:]

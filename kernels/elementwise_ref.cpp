@@ -27,6 +27,14 @@ Status cast(T* y, const A* x, int64_t n, Stream) {
     return {};
 }
 
+// y = A(x)
+template <class T, class A>
+Status widen(A* y, const T* x, int64_t n, Stream) {
+    if (n < 0) return {Code::bad_argument, "widen needs n >= 0"};
+    for (int64_t i = 0; i < n; ++i) y[i] = A(x[i]);
+    return {};
+}
+
 // y[n,:] = [a[n,:] | b[n,:]]
 template <class T>
 Status concat_columns(T* y, const T* a, const T* b, int64_t N, int64_t Da, int64_t Db, Stream) {
@@ -55,6 +63,7 @@ Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, 
     template Status add_accum<T>(T*, const T*, int64_t, Stream);                                  \
     template Status add<T>(T*, const T*, const T*, int64_t, Stream);                              \
     template Status cast<T>(T*, const accumulate_t<T>*, int64_t, Stream);                         \
+    template Status widen<T>(accumulate_t<T>*, const T*, int64_t, Stream);                        \
     template Status concat_columns<T>(T*, const T*, const T*, int64_t, int64_t, int64_t, Stream); \
     template Status split_columns<T>(T*, T*, const T*, int64_t, int64_t, int64_t, Stream);
 FBT_INSTANTIATE(float)

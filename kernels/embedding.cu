@@ -9,18 +9,22 @@ namespace fbt::kernels::cuda {
 namespace {
 
 // y[n,:] = T(w[tokens[n],:])
-template <class T>
+template <class T, class W>
 __global__ void __launch_bounds__(kRowThreads)
     embedding_forward_row(T* __restrict__ y, const int32_t* __restrict__ tokens,
-                          const float* __restrict__ w, int64_t N, int D, bool whole) {
+                          const W* __restrict__ w, int64_t N, int D, bool whole) {
     const int64_t n = block_row();
     if (n >= N) return;
-    const float* const from = w + int64_t(tokens[n]) * D;
+    const W* const from = w + int64_t(tokens[n]) * D;
     for (int64_t d = threadIdx.x * kPack<T>; d < D; d += blockDim.x * kPack<T>) {
-        const Floats<T> v = load_floats<T>(from + d, D - d, whole);
         Pack<T> out;
+        if constexpr (std::is_same_v<T, W>) {
+            out = load_pack(from + d, D - d, whole);
+        } else {
+            const Floats<T> v = load_floats<T>(from + d, D - d, whole);
 #pragma unroll
-        for (int j = 0; j < kPack<T>; ++j) out.set(j, T(v.v[j]));
+            for (int j = 0; j < kPack<T>; ++j) out.set(j, T(v.v[j]));
+        }
         store_pack(y + n * D + d, out, D - d, whole);
     }
 }
@@ -132,13 +136,12 @@ __global__ void __launch_bounds__(32 * kLongWarps, 1)
 
 }  // namespace
 
-template <class T>
-Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, int64_t N, int D,
-                         Stream s) {
+template <class T, class W>
+Status embedding_forward(T* y, const int32_t* tokens, const W* w, int64_t N, int D, Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "embedding_forward needs N >= 0, D >= 1"};
     if (N == 0) return {};
-    return launch(embedding_forward_row<T>, row_launch(N, ceil_div(D, kPack<T>)), s, y, tokens, w,
-                  N, D, whole_packs<T>(D, y, w));
+    return launch(embedding_forward_row<T, W>, row_launch(N, ceil_div(D, kPack<T>)), s, y, tokens,
+                  w, N, D, whole_packs<T>(D, y, w));
 }
 
 template <class T, class A>
@@ -178,5 +181,6 @@ Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64
                                                 int, int32_t*, Stream);
 FBT_INSTANTIATE(float)
 FBT_INSTANTIATE(bf16)
+template Status embedding_forward<bf16>(bf16*, const int32_t*, const bf16*, int64_t, int, Stream);
 
 }  // namespace fbt::kernels::cuda

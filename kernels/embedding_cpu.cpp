@@ -7,15 +7,14 @@
 namespace fbt::kernels::cpu {
 
 // y[n,:] = T(w[tokens[n],:])
-template <class T>
-Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, int64_t N, int D,
-                         Stream s) {
+template <class T, class W>
+Status embedding_forward(T* y, const int32_t* tokens, const W* w, int64_t N, int D, Stream s) {
     if (N < 0 || D < 1) return {Code::bad_argument, "embedding_forward needs N >= 0, D >= 1"};
     for_rows(s, N, D, [=](int64_t n) {
-        const accumulate_t<T>* from = w + int64_t(tokens[n]) * D;
+        const W* from = w + int64_t(tokens[n]) * D;
         T* to = y + n * D;
 #pragma omp simd
-        for (int d = 0; d < D; ++d) store(to[d], from[d]);
+        for (int d = 0; d < D; ++d) store(to[d], float(from[d]));
     });
     return {};
 }
@@ -52,5 +51,6 @@ Status embedding_backward_accum(A* dw, const T* dy, const int32_t* tokens, int64
                                                        int, int, int32_t*, Stream);
 FBT_INSTANTIATE(float)
 FBT_INSTANTIATE(bf16)
+template Status embedding_forward<bf16>(bf16*, const int32_t*, const bf16*, int64_t, int, Stream);
 
 }  // namespace fbt::kernels::cpu

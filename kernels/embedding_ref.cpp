@@ -4,9 +4,8 @@
 namespace fbt::kernels::ref {
 
 // y[n,:] = T(w[tokens[n],:])
-template <class T>
-Status embedding_forward(T* y, const int32_t* tokens, const accumulate_t<T>* w, int64_t N, int D,
-                         Stream) {
+template <class T, class W>
+Status embedding_forward(T* y, const int32_t* tokens, const W* w, int64_t N, int D, Stream) {
     if (N < 0 || D < 1) return {Code::bad_argument, "embedding_forward needs N >= 0, D >= 1"};
     for (int64_t n = 0; n < N; ++n)
         for (int d = 0; d < D; ++d) y[n * D + d] = T(w[int64_t(tokens[n]) * D + d]);

@@ -7,20 +7,28 @@ namespace fbt::nn {
 
 AdamW::AdamW(ParameterSet& parameters, AdamWConfig config)
     : parameters_(parameters), config_(config) {
-    for (Parameter& p : parameters_.all()) {
+    for (const Parameter& p : parameters_.all()) {
+        State& state = states_.emplace_back();
+        if (!p.owned()) continue;
         const Tensor& w = p.weight().value;
-        states_.push_back({Tensor::zeros(w.context(), w.shape(), w.dtype()),
-                           Tensor::zeros(w.context(), w.shape(), w.dtype()), 0});
+        state.m = Tensor::zeros(w.context(), w.shape(), w.dtype());
+        state.v = Tensor::zeros(w.context(), w.shape(), w.dtype());
     }
 }
 
-double AdamW::gradient_norm() const {
+std::vector<double> AdamW::gradient_squares() const {
     std::vector<Tensor> gradients;
-    for (const Parameter& p : parameters_.all())
-        if (p.weight().reached) gradients.push_back(p.weight().grad);
-    double sum = 0;
-    for (double s : tensor::square_sums(gradients)) sum += s;
-    return std::sqrt(sum);
+    std::vector<size_t> where;
+    for (size_t i = 0; i < states_.size(); ++i) {
+        const Parameter& p = parameters_.all()[i];
+        if (!p.owned() || !p.weight().reached) continue;
+        gradients.push_back(p.weight().grad);
+        where.push_back(i);
+    }
+    std::vector<double> squares(states_.size(), 0);
+    const std::vector<double> sums = tensor::square_sums(gradients);
+    for (size_t i = 0; i < where.size(); ++i) squares[where[i]] = sums[i];
+    return squares;
 }
 
 void AdamW::step(double learning_rate, double gradient_norm) {
@@ -32,6 +40,7 @@ void AdamW::step(double learning_rate, double gradient_norm) {
         if (!p.weight().reached) continue;
         State& state = states_[i];
         ++state.steps;
+        if (!p.owned()) continue;
         const double decay = p.role() == Role::gain ? 0 : config_.weight_decay;
         tensor::adamw_step(p.weight().value, state.m, state.v, p.weight().grad,
                            {learning_rate * p.rate(), config_.beta1, config_.beta2, config_.eps,

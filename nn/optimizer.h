@@ -14,15 +14,21 @@ struct AdamWConfig {
 class AdamW {
   public:
     struct State {
-        Tensor m, v;
+        Tensor m, v;  // of owned parameters only
         int64_t steps = 0;
     };
 
     AdamW(ParameterSet& parameters, AdamWConfig config);
 
-    // sqrt of the sum of squares of every reached gradient; not finite when any gradient is not.
-    double gradient_norm() const;
-    // Updates every parameter that a gradient reached, and leaves the others as they are.
+    // What updating a parameter takes, for dealing parameters to processes: here the numbers that
+    // it has. (A matrix optimiser's would be its products; parameters are dealt whole for its
+    // sake.)
+    static double cost(const Parameter& p) { return double(tensor::numel_of(p.shape())); }
+
+    // The sum of squares of each owned parameter's gradient, in the parameters' order; 0 for those
+    // that no gradient reached. Not finite when the gradient is not.
+    std::vector<double> gradient_squares() const;
+    // Updates every owned parameter that a gradient reached, and leaves the others as they are.
     void step(double learning_rate, double gradient_norm);
 
     std::vector<State>& states() { return states_; }  // in the parameters' order

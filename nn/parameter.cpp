@@ -33,14 +33,32 @@ void Parameter::set(Context& context, const std::vector<double>& values, DType d
     const DType master = tensor::accumulate_dtype(dtype);
     dtype_ = dtype;
     weight_.value = Tensor::from_double(context, values, shape_, master);
-    weight_.grad = trained ? Tensor::zeros(context, shape_, master) : Tensor();
+    if (!trained)
+        weight_.grad = {};
+    else if (!weight_.grad.defined())
+        weight_.grad = Tensor::zeros(context, shape_, master);
     updated();
+    if (!owned_) disown();
+}
+
+void Parameter::pack(const Tensor& master) {
+    tensor::matmul_pack(weight_.packed, master, false, dtype_);
+    if (trained()) tensor::matmul_pack(weight_.packed_back, master, true, dtype_);
 }
 
 void Parameter::updated() {
-    if (role_ == Role::gain) return;
-    tensor::matmul_pack(weight_.packed, weight_.value, false, dtype_);
-    if (trained()) tensor::matmul_pack(weight_.packed_back, weight_.value, true, dtype_);
+    if (role_ != Role::gain) pack(weight_.value);
+}
+
+void Parameter::disown() {
+    owned_ = false;
+    if (weight_.value.defined())
+        weight_.value = role_ == Role::embedding ? tensor::cast(weight_.value, dtype_) : Tensor();
+}
+
+void Parameter::arrived(const Tensor& values) {
+    pack(tensor::widen(values));
+    if (role_ == Role::embedding) weight_.value.copy_from(values);
 }
 
 Parameter& ParameterSet::add(std::string name, Shape shape, Role role) {

@@ -36,18 +36,28 @@ class Parameter {
     Weight& weight() { return weight_; }
     const Weight& weight() const { return weight_; }
     bool trained() const { return weight_.grad.defined(); }
+    // Whether it is updated here. Of a matrix or embedding that another process updates there is no
+    // master copy: weight().value is undefined, or the embedding's table in the compute dtype.
+    bool owned() const { return owned_; }
 
     // Puts values in place, in the accumulate dtype of `dtype`, in which products will be computed;
-    // with a zero gradient if it is trained.
+    // with a gradient if it is trained: zero, unless there is one already.
     void set(Context& context, const std::vector<double>& values, DType dtype, bool trained);
     // To be called whenever weight().value changed: refreshes the packed copies.
     void updated();
+    // Lets the master copy go, now and at every set(). Not for gains, which are used as they are.
+    void disown();
+    // The owner's new values of one that is not owned: its master, rounded to the compute dtype.
+    void arrived(const Tensor& values);
 
   private:
+    void pack(const Tensor& master);
+
     std::string name_;
     Shape shape_;
     Role role_;
     double rate_ = 1;
+    bool owned_ = true;
     Weight weight_;
     DType dtype_ = DType::f32;
 };

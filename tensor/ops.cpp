@@ -218,9 +218,14 @@ void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x) {
 
 Tensor embedding_forward(const Tensor& tokens, const Tensor& w, DType dtype) {
     expect_rank("embedding_forward", "w", w, 2);
-    expect("embedding_forward", "w", w, w.shape(), accumulate_dtype(dtype));
+    if (w.dtype() != dtype) expect("embedding_forward", "w", w, w.shape(), accumulate_dtype(dtype));
     expect("embedding_forward", "tokens", tokens, {tokens.numel()}, DType::i32);
     Tensor y = Tensor::empty(w.context(), {tokens.numel(), w.dim(1)}, dtype);
+    if (w.dtype() == dtype) {
+        FBT_DISPATCH(y, embedding_forward, y.data<T>(), tokens.data<int32_t>(), w.data<T>(),
+                     y.dim(0), int(w.dim(1)), s);
+        return y;
+    }
     FBT_DISPATCH(y, embedding_forward, y.data<T>(), tokens.data<int32_t>(), w.data<A>(), y.dim(0),
                  int(w.dim(1)), s);
     return y;
@@ -546,6 +551,13 @@ Tensor cast(const Tensor& x, DType dtype) {
     expect("cast", "x", x, x.shape(), accumulate_dtype(dtype));
     Tensor y = Tensor::empty(x.context(), x.shape(), dtype);
     FBT_DISPATCH(y, cast, y.data<T>(), x.data<A>(), x.numel(), s);
+    return y;
+}
+
+Tensor widen(const Tensor& x) {
+    if (x.dtype() == accumulate_dtype(x.dtype())) return x;
+    Tensor y = Tensor::empty(x.context(), x.shape(), accumulate_dtype(x.dtype()));
+    FBT_DISPATCH(x, widen, y.data<A>(), x.data<T>(), x.numel(), s);
     return y;
 }
 

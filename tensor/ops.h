@@ -32,6 +32,7 @@ std::vector<Tensor> matmul_forward(const Tensor& x, const std::vector<const Pack
 void matmul_forward(Tensor& y, const Tensor& x, const PackedMatrix& w);
 void matmul_dw_accum(Tensor& dw, const Tensor& dy, const Tensor& x);
 
+// w in `dtype` or in its accumulate dtype.
 Tensor embedding_forward(const Tensor& tokens, const Tensor& w, DType dtype);
 void embedding_backward_accum(Tensor& dw, const Tensor& dy, const Tensor& tokens);
 
@@ -105,6 +106,8 @@ void copy_rows_accum(Tensor& dst, const Tensor& dst_rows, const Tensor& src, con
 
 // x, in the accumulate dtype of `dtype`, rounded to it; x itself where that is the same.
 Tensor cast(const Tensor& x, DType dtype);
+// x in its accumulate dtype; x itself where that is the same.
+Tensor widen(const Tensor& x);
 
 void add_accum(Tensor& y, const Tensor& x);
 Tensor add(const Tensor& a, const Tensor& b);

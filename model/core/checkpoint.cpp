@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <system_error>
@@ -71,21 +72,13 @@ json read_json(const std::string& path) {
     }
 }
 
-// Writes named tensors; `get` finds one by name.
-template <class Get>
-void write_tensors(const std::string& path, std::vector<SafetensorsWriter::Item> items,
-                   const std::map<std::string, std::string>& metadata, Get&& get) {
-    SafetensorsWriter writer(path, std::move(items), metadata);
-    for (const auto& item : writer.items()) {
-        const Tensor t = get(item.name);
-        if (t.dtype() == DType::f64)
-            writer.write(item.name, t.to_vector<double>());
-        else if (t.dtype() == DType::i64)
-            writer.write(item.name, t.to_vector<int64_t>());
-        else
-            writer.write(item.name, t.to_vector<float>());
-    }
-    writer.finish();
+void write_tensor(SafetensorsWriter& writer, const std::string& name, const Tensor& t) {
+    if (t.dtype() == DType::f64)
+        writer.write(name, t.to_vector<double>());
+    else if (t.dtype() == DType::i64)
+        writer.write(name, t.to_vector<int64_t>());
+    else
+        writer.write(name, t.to_vector<float>());
 }
 
 // Checks one tensor of a file and returns its values.
@@ -118,48 +111,89 @@ void expect_names(const SafetensorsFile& file, std::vector<std::string> names) {
 }  // namespace
 
 void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& optimizer,
-                     const TrainingState& state, const json& config, int keep_last) {
+                     const TrainingState& state, const json& config, int keep_last,
+                     const Saving& saving) {
     const std::string name = name_of_step(state.step);
     const fs::path temporary = fs::path(run) / ("." + name + ".tmp"), final = fs::path(run) / name;
     // A broken model must not push the good checkpoints out.
     const auto& parameters = model.parameters().all();
     std::vector<Tensor> values;
-    for (const nn::Parameter& p : parameters) values.push_back(p.weight().value);
-    const std::vector<double> squares = tensor::square_sums(values);
-    for (size_t i = 0; i < squares.size(); ++i)
+    std::vector<size_t> where;
+    for (size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].owned()) {
+            values.push_back(parameters[i].weight().value);
+            where.push_back(i);
+        }
+    std::vector<double> squares(parameters.size() + 1, 0);
+    const std::vector<double> sums = tensor::square_sums(values);
+    for (size_t i = 0; i < where.size(); ++i) squares[where[i]] = sums[i];
+    squares.back() = saving.writes && complete(final);
+    squares = saving.sum(squares);
+    for (size_t i = 0; i < parameters.size(); ++i)
         if (!std::isfinite(squares[i]))
             throw Error(ErrorKind::diverged, "diverged: " + parameters[i].name() +
                                                  " is not finite after step " +
                                                  std::to_string(state.step) +
                                                  "; it is not saved, older checkpoints stay");
-    if (complete(final)) return;  // this run's state at this step, which is a function of the step
-    try {
-        fs::create_directories(run);
-        fs::remove_all(temporary);
-        fs::create_directory(temporary);
-    } catch (const fs::filesystem_error& e) {
-        throw Error(ErrorKind::environment, std::string("cannot save: ") + e.what());
-    }
-    try {
-        std::vector<SafetensorsWriter::Item> weights, moments;
-        std::map<std::string, Tensor> by_name;
-        for (size_t i = 0; i < optimizer.states().size(); ++i) {
-            nn::Parameter& p = model.parameters().all()[i];
-            const auto& s = optimizer.states()[i];
-            const DType dtype = p.weight().value.dtype();
-            weights.push_back({p.name(), dtype, p.shape()});
-            by_name[p.name()] = p.weight().value;
-            moments.push_back({"m/" + p.name(), dtype, p.shape()});
-            by_name["m/" + p.name()] = s.m;
-            moments.push_back({"v/" + p.name(), dtype, p.shape()});
-            by_name["v/" + p.name()] = s.v;
-            moments.push_back({"steps/" + p.name(), DType::i64, {}});
-            by_name["steps/" + p.name()] =
-                Tensor::from(model.context(), std::vector<int64_t>{s.steps}, {});
+    // This run's state at this step, which is a function of the step.
+    if (squares.back() > 0) return;
+
+    // What goes wrong where the files are written is kept until the others have sent all they have.
+    std::exception_ptr failure;
+    const auto attempt = [&](auto&& write) {
+        if (!saving.writes || failure) return;
+        try {
+            write();
+        } catch (...) {
+            failure = std::current_exception();
         }
-        const auto get = [&](const std::string& n) { return by_name.at(n); };
-        write_tensors(temporary / "model.safetensors", weights, {{"format", "pt"}}, get);
-        write_tensors(temporary / "optimizer.safetensors", moments, {{"format", "pt"}}, get);
+    };
+    attempt([&] {
+        try {
+            fs::create_directories(run);
+            fs::remove_all(temporary);
+            fs::create_directory(temporary);
+        } catch (const fs::filesystem_error& e) {
+            throw Error(ErrorKind::environment, std::string("cannot save: ") + e.what());
+        }
+    });
+    const auto steps = [&](size_t i) {
+        return Tensor::from(model.context(), std::vector<int64_t>{optimizer.states()[i].steps}, {});
+    };
+    // Owned tensors by name, with their parameter; of counts every process has its own.
+    struct Source {
+        size_t parameter;
+        Tensor own;
+        bool shared = true;
+    };
+    const auto write_file = [&](const char* file, const std::map<std::string, Source>& sources) {
+        std::vector<SafetensorsWriter::Item> items;
+        for (const auto& [key, source] : sources)
+            items.push_back(
+                {key, source.shared ? tensor::accumulate_dtype(model.dtype()) : DType::i64,
+                 source.shared ? parameters[source.parameter].shape() : tensor::Shape{}});
+        std::optional<SafetensorsWriter> writer;  // gone, with its file, unless it finished
+        const std::map<std::string, std::string> metadata = {{"format", "pt"}};
+        attempt([&] { writer.emplace(temporary / file, items, metadata); });
+        for (const auto& [key, source] : sources) {
+            const Tensor t =
+                source.shared ? saving.whole(source.parameter, source.own) : source.own;
+            attempt([&] { write_tensor(*writer, key, t); });
+        }
+        attempt([&] { writer->finish(); });
+    };
+    std::map<std::string, Source> weights, moments;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+        const std::string& p = parameters[i].name();
+        const nn::AdamW::State& s = optimizer.states()[i];
+        weights[p] = {i, parameters[i].weight().value};
+        moments["m/" + p] = {i, s.m};
+        moments["v/" + p] = {i, s.v};
+        moments["steps/" + p] = {i, steps(i), false};
+    }
+    write_file("model.safetensors", weights);
+    write_file("optimizer.safetensors", moments);
+    attempt([&] {
         const json state_json = {{"step", state.step},       {"epoch", state.epoch},
                                  {"index", state.index},     {"seed", state.seed},
                                  {"skipped", state.skipped}, {"version", kVersion}};
@@ -169,14 +203,15 @@ void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& opti
         std::error_code ignored;
         fs::remove_all(final, ignored);  // an incomplete one, by whoever damaged it
         tensor::rename_durably(temporary, final);
-    } catch (...) {
-        std::error_code ignored;
+    });
+    if (!saving.writes) return;
+    std::error_code ignored;  // old ones that stay are no reason to stop a training
+    if (failure) {
         fs::remove_all(temporary, ignored);  // gives the space of a full disk back
-        throw;
+        std::rethrow_exception(failure);
     }
     std::vector<fs::path> leftovers;
     const auto found = checkpoints_of(run, &leftovers);
-    std::error_code ignored;  // old ones that stay are no reason to stop a training
     for (size_t i = 0; i + size_t(std::max(1, keep_last)) < found.size(); ++i) {
         // Under a leftover's name first: half a removed checkpoint must not look like one.
         const fs::path old = fs::path(run) / ("." + found[i].second.filename().string() + ".old");
@@ -237,8 +272,10 @@ void load_optimizer(const std::string& checkpoint, Model& model, nn::AdamW& opti
             t.copy_from(Tensor::from_double(model.context(), read_values(file, name, p.shape()),
                                             p.shape(), t.dtype()));
         };
-        restore(state.m, "m/" + p.name());
-        restore(state.v, "v/" + p.name());
+        if (p.owned()) {
+            restore(state.m, "m/" + p.name());
+            restore(state.v, "v/" + p.name());
+        }
         const std::string steps = "steps/" + p.name();
         if (!file.contains(steps) || !file.entry(steps).shape.empty())
             bad(file.path(), steps + " is missing or no scalar");

@@ -6,6 +6,7 @@
 // A checkpoint is written under a name that begins with a dot, fsynced and renamed: it is there
 // whole or not at all.
 #pragma once
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -22,10 +23,23 @@ struct TrainingState {
     int64_t skipped = 0;  // consecutive steps whose update was skipped as non-finite
 };
 
+// How the processes of a job save a state that is spread over them; by itself, of a job of one. All
+// make the same calls, in the same order, whatever happens to the one that writes.
+struct Saving {
+    bool writes = true;
+    // A parameter's whole value or moment, from the process that owns it.
+    std::function<Tensor(size_t parameter, const Tensor& own)> whole =
+        [](size_t, const Tensor& own) { return own; };
+    // Sums over the processes.
+    std::function<std::vector<double>(const std::vector<double>&)> sum =
+        [](const std::vector<double>& numbers) { return numbers; };
+};
+
 // Saves and then removes all but the newest `keep_last` checkpoints of the run, and what crashed
 // saves left. Throws environment when the disk fails; older checkpoints are then untouched.
 void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& optimizer,
-                     const TrainingState& state, const nlohmann::json& config, int keep_last);
+                     const TrainingState& state, const nlohmann::json& config, int keep_last,
+                     const Saving& saving = {});
 
 // The newest complete checkpoint of a run, or nothing.
 std::optional<std::string> newest_checkpoint(const std::string& run);
@@ -38,6 +52,7 @@ std::string find_checkpoint(const std::string& path);
 // or values that are not finite.
 nlohmann::json load_config(const std::string& checkpoint);  // has "model" and "train"
 void load_parameters(const std::string& checkpoint, Model& model, bool trained);
+// Moments of owned parameters; all are checked to be there.
 void load_optimizer(const std::string& checkpoint, Model& model, nn::AdamW& optimizer);
 TrainingState load_state(const std::string& checkpoint);
 

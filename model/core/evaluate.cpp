@@ -180,7 +180,7 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
         for (int k = 0; k < passes; ++k) total[k].add(part[k]);
     };
     while (const std::optional<Batch> batch = next()) {
-        for (int32_t t : batch->targets) targets += t >= 0;
+        targets += batch->targets_counted();
         sequences += int64_t(batch->lengths.size());
         add(clean, run(model, *batch, passes, Disturb::none, seed, batches));
         if (disturb) {

@@ -85,7 +85,10 @@ autograd::Classified Model::classify(Tape& tape, const Var& h, const Tensor& tar
     return autograd::classifier(tape, h, embed_.weight(), targets, weight, z_weight);
 }
 
-Tensor Model::logits(const Tensor& h) { return tensor::matmul_forward(h, embed_.weight().packed); }
+Tensor Model::logits(const Tensor& h) {
+    embed_.weight().settle();
+    return tensor::matmul_forward(h, embed_.weight().packed);
+}
 
 std::vector<double> log_probabilities(const Tensor& logits, const std::vector<int32_t>& tokens) {
     const int64_t n = logits.dim(0);

@@ -80,8 +80,7 @@ Objective objective(Model& model, Tape& tape, const Batch& batch, const PassPlan
 
     // Loss weights: a prefix position's term counts once for pass 1 and once for each feedback
     // pass that kept it plain.
-    int64_t counted = 0;
-    for (int32_t t : batch.targets) counted += t >= 0;
+    const int64_t counted = config.counted > 0 ? config.counted : batch.targets_counted();
     const double unit = counted > 0 ? 1.0 / double(counted) : 0;
     const double feedback = K > 1 ? unit * config.feedback_weight / (K - 1) : 0;
     std::vector<double> first_weight(batch.tokens.size(), unit);

@@ -33,6 +33,9 @@ struct ObjectiveConfig {
     double z_weight = 0;
     bool recompute = false;
     bool keep_states = false;
+    // Targets that losses are means over; 0: the batch's own. A part of a batch is given the
+    // whole's, so that the parts' losses and gradients add up to the whole's.
+    int64_t counted = 0;
 };
 
 struct Objective {

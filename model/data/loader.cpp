@@ -36,6 +36,28 @@ void append(Sequences& out, const Split& split, const Piece& piece, int64_t inde
 
 }  // namespace
 
+Sequences Sequences::select(const std::vector<size_t>& which) const {
+    std::vector<ptrdiff_t> first;
+    ptrdiff_t row = 0;
+    for (int32_t length : lengths) {
+        first.push_back(row);
+        row += length;
+    }
+    Sequences out;
+    for (size_t s : which) {
+        const ptrdiff_t begin = first.at(s), end = begin + lengths[s];
+        out.tokens.insert(out.tokens.end(), tokens.begin() + begin, tokens.begin() + end);
+        out.targets.insert(out.targets.end(), targets.begin() + begin, targets.begin() + end);
+        out.lengths.push_back(lengths[s]);
+        out.indices.push_back(indices[s]);
+    }
+    return out;
+}
+
+int64_t Sequences::targets_counted() const {
+    return std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; });
+}
+
 std::vector<Piece> cut(const Split& split, int context) {
     if (context < 2)
         throw Error(ErrorKind::usage, "the context length is " + std::to_string(context) +

@@ -20,6 +20,9 @@ struct Sequences {
     std::vector<int32_t> lengths;          // [sequences], each >= 1
     std::vector<int64_t> indices;          // [sequences], the global sequence index: unique over a
                                            // run, and the counter of every random draw for it
+
+    Sequences select(const std::vector<size_t>& which) const;  // these, in this order
+    int64_t targets_counted() const;                           // those that are not ignored
 };
 
 // The next sequence to be given out. Plain numbers, kept in checkpoints.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 namespace fbt::model::engine {
 
@@ -130,14 +131,30 @@ std::string mib(int64_t bytes) {  // rounded up, to be enough as a budget
 
 }  // namespace
 
-MemoryPlan plan_memory(core::Model& model, const TrainConfig& config) {
-    const StepMemory step(model.config(), model.dtype(), config);
+MemoryPlan plan_memory(core::Model& model, const TrainConfig& config, int ranks) {
+    // Whole sequences are dealt, so a rank's share exceeds the mean by one at most, where rows are
+    // work; where long sequences are more work than their rows, one with short ones has more rows.
+    TrainConfig own = config;
+    if (ranks > 1)
+        own.tokens_per_step = std::min(config.tokens_per_step,
+                                       config.tokens_per_step / ranks + model.config().context);
+    const StepMemory step(model.config(), model.dtype(), own);
     const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
     MemoryPlan plan;
     plan.activations = bytes(step.peak(false));
     plan.recomputed = bytes(step.peak(true));
     const int64_t master = int64_t(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
-    plan.parameters = 4 * master * model.parameters().count();  // value, gradient, moments
+    // Every gradient; values and moments of what is updated here; new values on their way.
+    std::vector<int64_t> updated(size_t(ranks), 0);
+    const std::vector<int> owner = owners(model.parameters(), ranks, config.zero > 0);
+    for (size_t i = 0; i < owner.size(); ++i)
+        for (int r = 0; r < ranks; ++r)
+            if (owner[i] == kEveryRank || owner[i] == r)
+                updated[size_t(r)] += tensor::numel_of(model.parameters().all()[i].shape());
+    const int64_t count = model.parameters().count(),
+                  most = *std::max_element(updated.begin(), updated.end());
+    plan.parameters = master * (count + 3 * most);
+    if (most < count) plan.parameters += int64_t(tensor::size_of(model.dtype())) * count;
     const int64_t budget = config.memory_budget;
     const auto too_much = [&](int64_t activations) {
         return budget > 0 && activations > budget - plan.parameters;
@@ -190,11 +207,14 @@ class FastMatmul {
 
 }  // namespace
 
-Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute)
+Trainer::Trainer(core::Model& model, data::Source& source, TrainConfig config, bool recompute,
+                 std::shared_ptr<Communicator> communicator)
     : model_(model), source_(source), config_(std::move(config)), recompute_(recompute) {
     model_.parameters().initialise(model_.context(), model_.dtype(), config_.seed, true);
     for (nn::Parameter& p : model_.parameters().all())
         if (p.name().starts_with("feedback.")) p.set_rate(config_.fusion_rate);
+    ranks_ = std::make_unique<DataParallel>(model_.parameters(), std::move(communicator),
+                                            config_.zero > 0);
     optimizer_ = std::make_unique<nn::AdamW>(model_.parameters(), config_.adamw);
     state_.seed = config_.seed;
 }
@@ -211,7 +231,11 @@ void Trainer::load(const std::string& checkpoint) {
 }
 
 void Trainer::save(const std::string& run, const nlohmann::json& config, int keep_last) const {
-    core::save_checkpoint(run, model_, *optimizer_, state_, config, keep_last);
+    core::save_checkpoint(
+        run, model_, *optimizer_, state_, config, keep_last,
+        {.writes = ranks_->communicator().rank() == 0,
+         .whole = [&](size_t i, const Tensor& own) { return ranks_->whole(i, own); },
+         .sum = [&](const std::vector<double>& numbers) { return ranks_->sum(numbers); }});
 }
 
 StepReport Trainer::advance() {
@@ -230,28 +254,52 @@ StepReport Trainer::advance() {
     plan.seed = config_.seed;
     plan.step = state_.step;
 
+    Communicator& others = ranks_->communicator();
+    StepReport report;
+    std::optional<core::Batch> share;
+    if (others.size() > 1) {
+        const Share mine = share_of(model_.config(), batch, plan, others.rank(), others.size());
+        share = batch.select(mine.sequences);
+        for (std::vector<int32_t>& plain : plan.plain) {
+            std::vector<int32_t> kept;
+            for (size_t s : mine.sequences) kept.push_back(plain[s]);
+            plain = std::move(kept);
+        }
+        report.spread = mine.spread;
+    }
+    const core::Batch& own = share ? *share : batch;
+
     const FastMatmul products(model_.context(), config_.fast_matmul);
     model_.parameters().zero_gradients();
     autograd::Tape tape(true);
-    const core::Objective loss = core::objective(model_, tape, batch, plan,
-                                                 {.feedback_weight = config_.feedback_weight,
-                                                  .z_weight = config_.z_weight,
-                                                  .recompute = recompute_});
-    tape.backward();
+    core::Objective loss;
+    loss.pass_loss.assign(size_t(plan.passes), 0);
+    if (!own.lengths.empty())  // more ranks than sequences
+        loss = core::objective(model_, tape, own, plan,
+                               {.feedback_weight = config_.feedback_weight,
+                                .z_weight = config_.z_weight,
+                                .recompute = recompute_,
+                                .counted = batch.targets_counted()});
+    ranks_->begin(tape);
+    tape.backward({}, [&](autograd::Weight& w) { ranks_->ready(w); });
+    ranks_->finish();
 
-    StepReport report;
+    std::vector<double> sums = loss.pass_loss;
+    sums.push_back(loss.total);
+    report.norm = ranks_->norm_and_sums(optimizer_->gradient_squares(), sums);
+    report.total = sums.back();
+    sums.pop_back();
+    report.pass_loss = sums;
     report.passes = plan.passes;
-    report.total = loss.total;
-    report.pass_loss = loss.pass_loss;
     report.tokens = int64_t(batch.tokens.size());
-    report.norm = optimizer_->gradient_norm();
     report.learning_rate = config_.learning_rate * nn::wsd_schedule(state_.step, config_.steps,
                                                                     config_.warmup, config_.decay);
-    report.skipped = !std::isfinite(loss.total) || !std::isfinite(report.norm);
+    report.skipped = !std::isfinite(report.total) || !std::isfinite(report.norm);
     if (report.skipped)
         ++state_.skipped;
     else {
         optimizer_->step(report.learning_rate, report.norm);
+        ranks_->hand_round();
         state_.skipped = 0;
     }
     report.step = ++state_.step;

@@ -254,6 +254,53 @@ TEST(Autograd, RecomputedSegmentHasTheSameGradients) {
     EXPECT_TRUE(same_bits(w.grad.to_double(), w2.grad.to_double()));
 }
 
+// A weight is said to be ready once, when its gradient is what it will be in the end, and before
+// the walk is over; uses inside a recomputed segment count.
+TEST(Autograd, TellsWhenAWeightsGradientIsComplete) {
+    Weight early = weight({3, 3}, 1), late = weight({3, 3}, 2), unused = weight({3, 3}, 3);
+    Tape tape(true);
+    const Var v = tape.variable(random({4, 3}, 4));
+    const auto segment = [&](Tape& t, const std::vector<Var>& in) -> std::vector<Var> {
+        return {autograd::linear(t, in[0], late)};
+    };
+    const Var a = autograd::recompute(tape, {v}, segment)[0];
+    const Var b = autograd::linear(tape, autograd::linear(tape, a, early), early);
+    const Var c = autograd::add(tape, b, autograd::linear(tape, b, late));
+    // A branch in which no gradient flows still holds its weight back until it is passed.
+    (void)autograd::linear(tape, autograd::linear(tape, v, early), late);
+    EXPECT_EQ(tape.uses(early), 3);
+    EXPECT_EQ(tape.uses(late), 3);
+    EXPECT_EQ(tape.uses(unused), 0);
+
+    std::vector<const Weight*> order;
+    std::vector<std::vector<double>> gradients;
+    tape.backward({{c, random({4, 3}, 5)}}, [&](Weight& w) {
+        order.push_back(&w);
+        gradients.push_back(w.grad.to_double());
+    });
+    ASSERT_EQ(order, (std::vector<const Weight*>{&early, &late}));
+    EXPECT_TRUE(same_bits(gradients[0], early.grad.to_double()));
+    EXPECT_TRUE(same_bits(gradients[1], late.grad.to_double()));
+    EXPECT_EQ(tape.uses(early), 0);
+}
+
+TEST(Autograd, ValuesUnderWayArriveBeforeTheyAreRead) {
+    Weight w = weight({3, 3}, 1), other = weight({3, 3}, 2);
+    const Tensor x = random({2, 3}, 3);
+    Tape tape(false);
+    const Var want = autograd::linear(tape, tape.constant(x), other);
+    int arrivals = 0;
+    w.arrive = [&] {
+        ++arrivals;
+        tensor::matmul_pack(w.packed, other.value, false, DType::f64);
+    };
+    for (int i = 0; i < 2; ++i) {
+        const Var y = autograd::linear(tape, tape.constant(x), w);
+        EXPECT_TRUE(same_bits(y.value().to_double(), want.value().to_double()));
+    }
+    EXPECT_EQ(arrivals, 1);
+}
+
 TEST(Autograd, NothingIsRecordedWithoutNeed) {
     Weight w = weight({3, 3}, 1);
     w.grad = {};

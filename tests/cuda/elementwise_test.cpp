@@ -49,6 +49,9 @@ void expect_casts() {
             DeviceRows<T> y(n, skip);
             ASSERT_TRUE(ok(cuda::cast(y.data(), dev_x.data(), n, {})));
             EXPECT_TRUE(same_bits(y.host(), cast<T>(x))) << n << " skip " << skip;
+            DeviceRows<float> back(n, skip);
+            ASSERT_TRUE(ok(cuda::widen(back.data(), y.data(), n, {})));
+            EXPECT_TRUE(same_bits(back.host(), cast<float>(cast<T>(x)))) << n << " skip " << skip;
         }
     DeviceRows<float> nan(std::vector<float>{std::nanf("")});
     DeviceRows<T> y(1);
@@ -103,6 +106,7 @@ TEST_P(Elementwise, NothingToDoAndBadSizes) {
     EXPECT_EQ(cuda::add(v, v, v, -1, {}).code, kernels::Code::bad_argument);
     EXPECT_EQ(cuda::add_accum(v, v, -1, {}).code, kernels::Code::bad_argument);
     EXPECT_EQ(cuda::cast(v, v, -1, {}).code, kernels::Code::bad_argument);
+    EXPECT_EQ(cuda::widen(v, v, -1, {}).code, kernels::Code::bad_argument);
     EXPECT_EQ(cuda::concat_columns(v, v, v, 1, 0, 1, {}).code, kernels::Code::bad_argument);
     EXPECT_EQ(cuda::split_columns(v, v, v, 1, 1, 0, {}).code, kernels::Code::bad_argument);
 }

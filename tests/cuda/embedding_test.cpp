@@ -57,6 +57,11 @@ void expect_forward() {
             ASSERT_TRUE(
                 ok(cuda::embedding_forward(y.data(), dev_tokens.data(), dev_w.data(), N, D, {})));
             EXPECT_TRUE(same_bits(y.host(), want)) << N << " x " << D << " skip " << skip;
+
+            DeviceRows<T> rounded(cast<T>(w), skip), z(N * D, skip);
+            ASSERT_TRUE(
+                ok(cuda::embedding_forward(z.data(), dev_tokens.data(), rounded.data(), N, D, {})));
+            EXPECT_TRUE(same_bits(z.host(), want)) << N << " x " << D << " skip " << skip;
         }
 }
 TEST_P(Embedding, ForwardGathers) {

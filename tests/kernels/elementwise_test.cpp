@@ -52,6 +52,8 @@ TEST(Elementwise, CastsToTheSameType) {
     EXPECT_TRUE(same_bits(y64, x64));
     EXPECT_FALSE(ok(cpu::cast(y.data(), x.data(), -1, kOneThread)));
     EXPECT_FALSE(ok(ref::cast(y.data(), x.data(), -1, kOneThread)));
+    EXPECT_FALSE(ok(cpu::widen(y.data(), x.data(), -1, kOneThread)));
+    EXPECT_FALSE(ok(ref::widen(y.data(), x.data(), -1, kOneThread)));
 }
 
 // Every bf16 and the floats around it: in a vector as alone, to the nearest, ties to even, where a
@@ -64,7 +66,10 @@ TEST(Elementwise, CastsToBf16) {
     x.push_back(1.5f);  // a tail
     std::vector<bf16> y(x.size());
     ASSERT_TRUE(ok(cpu::cast(y.data(), x.data(), int64_t(x.size()), kTwoThreads)));
+    std::vector<float> wide(x.size());
+    ASSERT_TRUE(ok(cpu::widen(wide.data(), y.data(), int64_t(x.size()), kTwoThreads)));
     for (size_t i = 0; i < x.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(wide[i]), uint32_t(y[i].bits) << 16);
         const uint32_t bits = std::bit_cast<uint32_t>(x[i]), upper = bits >> 16,
                        lower = bits & 0xffff;
         ASSERT_EQ(y[i].bits, bf16(x[i]).bits) << x[i];

@@ -30,13 +30,14 @@ TYPED_TEST(EmbeddingStored, ForwardGathers) {
         std::vector<T> want;
         for (const int32_t v : tokens)
             for (int d = 0; d < D; ++d) want.push_back(T(w[size_t(v * D + d)]));
-        const auto check = [&, N = N, D = D](auto forward) {
+        const auto check = [&, N = N, D = D](auto forward, const auto& table) {
             std::vector<T> y(want.size());
-            ASSERT_TRUE(ok(forward(y.data(), tokens.data(), w.data(), N, D, kTwoThreads)));
+            ASSERT_TRUE(ok(forward(y.data(), tokens.data(), table.data(), N, D, kTwoThreads)));
             EXPECT_TRUE(same_bits(y, want));
         };
-        check(cpu::embedding_forward<T>);
-        if constexpr (std::is_same_v<T, float>) check(ref::embedding_forward<T>);
+        check(cpu::embedding_forward<T>, w);
+        check(cpu::embedding_forward<T, T>, cast<T>(w));
+        if constexpr (std::is_same_v<T, float>) check(ref::embedding_forward<T>, w);
     }
 }
 
