@@ -55,28 +55,29 @@ class Launch {
         if (running()) kill(process_, number);
     }
     std::string out() const { return get(folder_ / "out"); }
+    double seconds() const {  // since its start
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
 
   private:
     TemporaryFolder folder_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
     int process_ = -1, code_ = -1;
 };
 
 struct Launched {
     int code;
     std::string out;
-    double seconds;
+    double seconds;  // from its start to its end
 };
 
-// Waits `seconds` at most; then all of it is killed and the code is -1.
+// Waits until `seconds` from now at most; then the code is -1, and the launch goes on.
 inline Launched finished(Launch& launch, double seconds) {
-    const auto start = std::chrono::steady_clock::now();
-    const auto passed = [&] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
-    while (launch.running() && passed() < seconds)
+    const double end = launch.seconds() + seconds;
+    while (launch.running() && launch.seconds() < end)
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const int code = launch.running() ? -1 : launch.wait();
-    return {code, launch.out(), passed()};
+    return {code, launch.out(), launch.seconds()};
 }
 
 // Empty where jobs can be started; else why not.

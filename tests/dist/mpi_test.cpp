@@ -15,7 +15,11 @@ namespace {
 
 // The rank program on these of its tests.
 Arguments rank(const std::string& filter, double seconds, const std::string& folder) {
-    return {FBT_RANK, "--gtest_brief=1", "--gtest_color=no", "--gtest_filter=" + filter, std::to_string(seconds),
+    return {FBT_RANK,
+            "--gtest_brief=1",
+            "--gtest_color=no",
+            "--gtest_filter=" + filter,
+            std::to_string(seconds),
             folder};
 }
 
@@ -86,7 +90,7 @@ TEST(MpiTrouble, ARankThatStaysAwayEndsTheJob) {
     ASSERT_GT(last, 0) << launch.out();
     const Launched end = finished(launch, kLimit + kGrace);
     EXPECT_EQ(end.code, 5) << end.out;
-    EXPECT_GT(end.seconds, kLimit / 2);
+    EXPECT_GE(end.seconds, kLimit);
     EXPECT_NE(end.out.find("fbt: rank 0 of 3: all_reduce of 12345 f32 waited 3 s"),
               std::string::npos)
         << end.out;
@@ -127,6 +131,14 @@ TEST(MpiTrouble, ARankThatNeverStartsEndsTheJob) {
     EXPECT_NE(end.out.find("MPI_Init waited 3 s"), std::string::npos) << end.out;
 }
 
+TEST(MpiTrouble, ARankThatNeverFinishesEndsTheJob) {
+    NEEDS_MPIRUN();
+    Launch launch(mpirun(2, {}, rank("Trouble.OneRankNeverFinishes", kLimit, "")));
+    const Launched end = finished(launch, kLimit + kGrace);
+    EXPECT_EQ(end.code, 5) << end.out;
+    EXPECT_NE(end.out.find("rank 0 of 2: MPI_Finalize waited 3 s"), std::string::npos) << end.out;
+}
+
 TEST(MpiTrouble, OneRankCanEndAll) {
     NEEDS_MPIRUN();
     Launch launch(mpirun(3, {}, rank("Trouble.OneRankEndsAll", 100, "")));
@@ -164,13 +176,18 @@ TEST(MpiMachines, ACutCableEndsEveryRank) {
     for (int r = 0; r < 4; ++r) ranks.push_back(process_of(r, folder));
     ASSERT_TRUE(std::ranges::all_of(ranks, [](pid_t p) { return p > 0; })) << launch.out();
     machines.cut();
-    const auto start = std::chrono::steady_clock::now();
+    const double start = launch.seconds();
     EXPECT_TRUE(eventually([&] { return std::ranges::all_of(ranks, gone); }));
-    EXPECT_LT(std::chrono::steady_clock::now() - start,
-              std::chrono::duration<double>(kLimit + kGrace));
-    for (const pid_t p : ranks) std::printf("%d: %s\n", p, get(folder / std::to_string(p)).c_str());
-    const Launched end = finished(launch, kGrace);
-    std::printf("%d %f %d %s\n", end.code, end.seconds, machines.processes(), end.out.c_str());
+    EXPECT_LT(launch.seconds() - start, kLimit + kGrace);
+    for (const int r : {0, 1, 2, 3}) {
+        const std::string message = get(folder / std::to_string(ranks[r]));
+        EXPECT_TRUE(message.starts_with("rank " + std::to_string(r) +
+                                        " of 4: all_reduce of 100000 f32 waited 3 s"))
+            << r << ": " << message << "\n"
+            << launch.out();
+    }
+    EXPECT_NE(launch.out().find("fbt: rank 0 of 4: all_reduce"), std::string::npos) << launch.out();
+    // The launcher itself, which cannot tell its other half to end, is left to its user.
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// One rank of a job that dist_test starts: `dist_rank --gtest_filter=... SECONDS FOLDER`. What ends
-// it goes to stderr and to FOLDER/RANK's process, since a launcher that is cut off cannot print.
+// One rank of a job that dist_test starts: `dist_rank --gtest_filter=... SECONDS FOLDER`. Why it
+// ends goes to stderr and to FOLDER/its process, since what a launcher that is cut off prints is
+// lost.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -211,14 +212,18 @@ TEST(Jobs, ManyAreUnderWayWhileTheCallerComputes) {
     EXPECT_FALSE(reduced[0].shares_storage());
 }
 
-// Nobody leaves before the last has come, which is slow.
+// Nobody leaves before the last has come. All ranks are on one machine, and read one clock.
 TEST(Jobs, ABarrierHoldsEverybody) {
-    const bool last = job().rank() == job().size() - 1;
+    Context context("cpu", 1);
+    const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
+    const int last = job().size() - 1;
+    if (job().rank() == last) std::this_thread::sleep_for(300ms);
+    const int64_t come = now();
     job().barrier();
-    const auto start = std::chrono::steady_clock::now();
-    if (last) std::this_thread::sleep_for(300ms);
-    job().barrier();
-    EXPECT_GE(std::chrono::steady_clock::now() - start, job().size() > 1 ? 250ms : 0ms);
+    const int64_t left = now();
+    const Tensor t = tensor_of(context, std::vector<int64_t>{come});
+    job().wait(job().broadcast(t, last));
+    EXPECT_GE(left, t.data<int64_t>()[0]);
 }
 
 // Threads that compute keep the cores: half a second of waiting costs far less of the processor.
@@ -320,14 +325,25 @@ TEST(Trouble, WorksUntilStruck) {
     FAIL() << "nothing has happened";
 }
 
-// The last rank never calls connect: MPI's own start waits for it.
+// Rank 1 never calls connect: MPI's own start waits for it.
 TEST(Trouble, OneRankNeverStarts) {
     if (std::getenv("OMPI_COMM_WORLD_RANK") == std::string("1")) std::this_thread::sleep_for(300s);
     job();
-    FAIL() << "without the last rank";
+    FAIL() << "without rank 1";
 }
 
-// Rank 0 is in MPI_Finalize alone.
+// MPI_Finalize, too, waits for all.
+TEST(Trouble, OneRankNeverFinishes) {
+    job().barrier();
+    if (job().rank() == 1) {
+        job().barrier();  // the one that finish() begins with
+        std::this_thread::sleep_for(300s);
+    }
+    g_job->finish();
+    FAIL() << "without rank 1";
+}
+
+// While the others wait for it in a collective.
 TEST(Trouble, OneRankEndsAll) {
     Context context("cpu", 1);
     const Tensor x = tensor_of(context, values<float>(0, 1000));
@@ -340,7 +356,7 @@ TEST(Trouble, OneRankEndsAll) {
     FAIL() << "after the end";
 }
 
-// Nobody waits for the end of a collective which cannot end.
+// It has started a collective that cannot end, and its communicator goes away.
 TEST(Trouble, OneRankLeavesInTheMiddle) {
     Context context("cpu", 1);
     const Tensor x = tensor_of(context, values<float>(0, 1000));
