@@ -11,6 +11,21 @@ using tensor::DType;
 using tensor::Error;
 using tensor::ErrorKind;
 
+int exit_code(ErrorKind kind) {
+    switch (kind) {
+        case ErrorKind::usage:
+            return kUsage;
+        case ErrorKind::diverged:
+            return kDiverged;
+        case ErrorKind::bad_file:
+            return kBadFile;
+        case ErrorKind::environment:
+        case ErrorKind::internal:
+            break;
+    }
+    return kEnvironment;
+}
+
 void Machine::declare(Settings& settings) {
     std::string names;
     for (const std::string& name : tensor::device_names())

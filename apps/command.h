@@ -21,6 +21,8 @@ enum ExitCode {
     kStopped = 75,     // by a signal, with everything saved
 };
 
+int exit_code(tensor::ErrorKind kind);
+
 // Adds the subcommand with its flags to the parser, and returns what it does once they are parsed.
 using Run = std::function<int()>;
 Run add_train(CLI::App& app);

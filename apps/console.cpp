@@ -27,13 +27,13 @@ std::string format(const char* pattern, ...) {
     return out;
 }
 
-Console::Console(bool json) : json_(json) {
+Console::Console(bool json, bool silent) : json_(json), silent_(silent) {
     const char* no_colour = std::getenv("NO_COLOR");  // https://no-color.org: set and not empty
     colours_ = isatty(json ? STDERR_FILENO : STDOUT_FILENO) && !(no_colour && *no_colour);
 }
 
 void Console::write(std::FILE* to, const std::string& text) {
-    if (to == stdout && reader_left_) return;
+    if (silent_ || (to == stdout && reader_left_)) return;
     errno = 0;
     if (std::fwrite(text.data(), 1, text.size(), to) == text.size() && std::fflush(to) == 0) return;
     const int reason = errno;

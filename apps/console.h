@@ -15,7 +15,8 @@ enum class Colour { none, red, green, yellow, dim };
 class Console {
   public:
     // json: stdout is kept for the one JSON document, and text goes to stderr.
-    explicit Console(bool json);
+    // silent: nothing is said at all, by the ranks of a job but one.
+    explicit Console(bool json, bool silent = false);
 
     // Text for people, at once; line() adds a newline.
     void print(const std::string& text);
@@ -35,7 +36,7 @@ class Console {
   private:
     void write(std::FILE* to, const std::string& text);
 
-    bool json_, colours_, reader_left_ = false;
+    bool json_, silent_, colours_, reader_left_ = false;
 };
 
 // Rows of cells under a heading, columns aligned: text at the left, all others at the right.

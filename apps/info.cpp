@@ -3,6 +3,7 @@
 
 #include "apps/command.h"
 #include "apps/embedded.h"
+#include "dist/dist.h"
 #include "kernels/bf16_dot.h"
 
 namespace fbt::apps {
@@ -60,6 +61,13 @@ struct Info {
         if (tensor::device_names().back() != "ref")
             console.line(tensor::device_names().back() + std::string(7, ' ') +
                          tensor::cuda_device().description);
+        const std::string mpi = dist::mpi_version(), nccl = dist::nccl_version();
+        console.line("ranks over " + joined([&] {
+                         std::vector<std::string> names;
+                         if (!mpi.empty()) names.push_back(mpi);
+                         if (!nccl.empty()) names.push_back("NCCL " + nccl);
+                         return names;
+                     }()));
         console.line("threads    " + std::to_string(context.threads()));
         console.line("cpu uses   " + joined(cpu_features()));
         console.line("bf16 uses  " + bf16);
@@ -69,6 +77,8 @@ struct Info {
         console.result({{"version", facts.version},
                         {"devices", tensor::device_names()},
                         {"cuda", tensor::cuda_device().description},
+                        {"mpi", mpi},
+                        {"nccl", nccl},
                         {"threads", context.threads()},
                         {"cpu_features", cpu_features()},
                         {"cpu_bf16", bf16},

@@ -17,21 +17,6 @@
 namespace fbt::apps {
 namespace {
 
-int exit_code(tensor::ErrorKind kind) {
-    switch (kind) {
-        case tensor::ErrorKind::usage:
-            return kUsage;
-        case tensor::ErrorKind::diverged:
-            return kDiverged;
-        case tensor::ErrorKind::bad_file:
-            return kBadFile;
-        case tensor::ErrorKind::environment:
-        case tensor::ErrorKind::internal:
-            break;
-    }
-    return kEnvironment;
-}
-
 int fail(int code, const std::string& what) {
     std::fprintf(stderr, "fbt: %s\n", what.c_str());
     return code;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/corpus.h"
+#include "apps/job.h"
 #include "model/core/evaluate.h"
 
 namespace fbt::apps {
@@ -19,9 +20,10 @@ struct PassReport {
     double bits_per_byte(const model::core::PassResult& pass) const;
 };
 
-// `stop` is asked before every batch.
+// `stop` is asked before every batch. The ranks of a job take the batches in turn; each gets the
+// report of all.
 PassReport report_passes(model::core::Model& model, const Corpus& corpus,
                          const Corpus::Batches& batches, int passes, uint64_t seed, bool disturb,
-                         const std::function<bool()>& stop = nullptr);
+                         const std::function<bool()>& stop = nullptr, const Job* job = nullptr);
 
 }  // namespace fbt::apps

@@ -8,6 +8,7 @@
 #include "apps/command.h"
 #include "apps/corpus.h"
 #include "apps/embedded.h"
+#include "apps/job.h"
 #include "apps/metrics.h"
 #include "apps/report.h"
 #include "apps/signals.h"
@@ -31,17 +32,21 @@ class Train {
     int run();
 
   private:
+    // Runs what writes reports, where they are still written.
+    using Report = std::function<void(const std::function<void()>&)>;
+    int train(Job& job, Console& console, const StopSignals& stop);
     void read_settings(const std::optional<std::string>& checkpoint);
     void compare_with(const std::string& checkpoint) const;
+    void check_alike(Job& job, int64_t step) const;
     void describe(Console& console, const engine::MemoryPlan& plan) const;
     std::string line(const Console& console, const engine::StepReport& report,
                      double mean_ms) const;
-    json evaluate(Console& console, const StopSignals& stop, core::Model& model,
+    json evaluate(const Job& job, Console& console, const StopSignals& stop, core::Model& model,
                   const Corpus& corpus, int64_t step, Watch& watch,
-                  std::optional<Verdict::Kind>& said) const;
+                  std::optional<Verdict::Kind>& said, const Report& report) const;
     void take_vocabulary(const Corpus& corpus);
-    int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
-             engine::Trainer& trainer) const;
+    int loop(Job& job, Console& console, const StopSignals& stop, const Corpus& corpus,
+             core::Model& model, engine::Trainer& trainer) const;
     json summary(int64_t step, const std::string& checkpoint) const;
     int longest() const { return *std::max_element(length_.begin(), length_.end()); }
     int64_t end() const {
@@ -61,7 +66,8 @@ class Train {
     std::vector<int> length_, test_lengths_;
     int64_t memory_mib_ = 0, save_every_ = 100, log_every_ = 1, eval_every_ = 0, stop_after_ = 0;
     int64_t eval_sequences_ = 256;
-    bool resume_ = false;
+    double comm_timeout_ = 300;
+    bool resume_ = false, reproducible_ = false;
 };
 
 // The one table of settings. What a run keeps is in the sections "model" and "train"; a resumed run
@@ -126,6 +132,16 @@ Train::Train(CLI::App& app) {
     s.add("fast_matmul", &train_.fast_matmul,
           "CUDA: train with cuBLASLt's products, which do not keep the row rule")
         .changeable();
+    s.add("zero", &train_.zero,
+          "ZeRO's stage among several ranks: 1 shares masters and moments out, 0 keeps all "
+          "everywhere; the results are the same")
+        .at_least(0)
+        .at_most(1)
+        .changeable();
+    s.add("reproducible", &reproducible_,
+          "several GPUs: sum in the order of the ranks, so that runs repeat bit for bit; several "
+          "CPUs always do")
+        .changeable();
     s.add("max_skipped", &train_.max_skipped, "non-finite steps in a row before giving up")
         .at_least(1);
     s.add("memory_budget", &memory_mib_, "MiB; blocks are recomputed if they do not fit; 0: none")
@@ -159,6 +175,10 @@ Train::Train(CLI::App& app) {
     s.add("resume", &resume_, "go on from the run's newest checkpoint, with its settings");
     s.add("stop_after", &stop_after_, "save and leave after this step; 0: go to the end")
         .at_least(0);
+    s.add("comm_timeout", &comm_timeout_,
+          "seconds that a rank waits for the others before it ends them all")
+        .at_least(1)
+        .at_most(1e6);
     s.bind(app);
 }
 
@@ -251,6 +271,7 @@ std::string Train::line(const Console& console, const engine::StepReport& report
                               static_cast<long long>(train_.steps));
     for (size_t k = 0; k < report.pass_loss.size(); ++k)
         text += format(" L%zu %.3f", k + 1, report.pass_loss[k]);
+    if (report.spread > 0) text += format(" | spread %.0f %%", 100 * report.spread);
     text += format(" | norm %.2f | lr %.1e | %.0f ms | %s tok/s | eta %s", report.norm,
                    report.learning_rate, report.milliseconds,
                    short_count(double(report.tokens) * 1000 / report.milliseconds).c_str(),
@@ -259,11 +280,12 @@ std::string Train::line(const Console& console, const engine::StepReport& report
     return text;
 }
 
-json row_of(const engine::StepReport& report) {
+json row_of(const engine::StepReport& report, int ranks) {
     json row = {{"step", report.step},        {"passes", report.passes},
                 {"loss/total", report.total}, {"norm", report.norm},
                 {"lr", report.learning_rate}, {"tokens", report.tokens},
-                {"ms", report.milliseconds},  {"ranks", 1}};
+                {"ms", report.milliseconds},  {"ranks", ranks}};
+    if (ranks > 1) row["spread"] = report.spread;
     for (size_t k = 0; k < report.pass_loss.size(); ++k)
         row["loss/pass_" + std::to_string(k + 1)] = report.pass_loss[k];
     if (report.skipped) row["skipped"] = true;
@@ -272,39 +294,41 @@ json row_of(const engine::StepReport& report) {
 
 // The row of the evaluation; null when a signal ended it early. `said` is the last verdict that was
 // printed.
-json Train::evaluate(Console& console, const StopSignals& stop, core::Model& model,
+json Train::evaluate(const Job& job, Console& console, const StopSignals& stop, core::Model& model,
                      const Corpus& corpus, int64_t step, Watch& watch,
-                     std::optional<Verdict::Kind>& said) const {
+                     std::optional<Verdict::Kind>& said, const Report& report) const {
     // Whether iterating holds is seen beyond the passes that were trained.
     const int most = train_.schedule.max_passes();
     const int passes = eval_passes_ > 0 ? eval_passes_ : most > 1 ? most + 2 : 1;
-    const PassReport report =
-        report_passes(model, corpus,
-                      corpus.validation(length_, train_.seed, eval_sequences_,
-                                        std::max<int64_t>(train_.tokens_per_step, longest())),
-                      passes, train_.seed, false, [&] { return stop.requested(); });
-    if (report.stopped) return nullptr;
+    const PassReport result = report_passes(
+        model, corpus,
+        corpus.validation(length_, train_.seed, eval_sequences_,
+                          std::max<int64_t>(train_.tokens_per_step / job.size(), longest())),
+        passes, train_.seed, false, [&] { return stop.requested(); }, &job);
+    if (result.stopped) return nullptr;
     json row = {{"step", step}};
     std::string text = format("step %lld/%lld | validation", static_cast<long long>(step),
                               static_cast<long long>(train_.steps));
-    for (const core::PassResult& pass : report.passes) {
+    for (const core::PassResult& pass : result.passes) {
         row["val/pass_" + std::to_string(pass.pass)] = pass.loss;
         text += format(" L%d %.4f", pass.pass, pass.loss);
     }
     const core::PassResult& last =
-        eval_passes_ > 0 ? report.passes.back() : report.passes[most - 1];
+        eval_passes_ > 0 ? result.passes.back() : result.passes[most - 1];
     text += corpus.is_text()
-                ? format(" | bits/byte at L%d %.4f", last.pass, report.bits_per_byte(last))
+                ? format(" | bits/byte at L%d %.4f", last.pass, result.bits_per_byte(last))
                 : format(" | accuracy at L%d %.2f %%", last.pass, 100 * last.accuracy);
-    console.line(text);
+    report([&] { console.line(text); });
     if (most > 1) {
-        const Verdict verdict = watch.judge(report.passes, step);
+        const Verdict verdict = watch.judge(result.passes, step);
         row["watch"] = verdict.row();
         if (verdict.kind != Verdict::Kind::early &&
             (said != verdict.kind || step == train_.steps)) {
             said = verdict.kind;
-            console.line(
-                console.paint(verdict.bad() ? Colour::yellow : Colour::none, verdict.text()));
+            report([&] {
+                console.line(
+                    console.paint(verdict.bad() ? Colour::yellow : Colour::none, verdict.text()));
+            });
         }
     }
     return row;
@@ -329,20 +353,37 @@ json Train::summary(int64_t step, const std::string& checkpoint) const {
 }
 
 // Steps, evaluations and checkpoints, in this order within a step: what metrics.jsonl holds up to a
-// checkpoint's step is then all that an uninterrupted run would have written.
-int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
-                engine::Trainer& trainer) const {
+// checkpoint's step is then all that an uninterrupted run would have written. All ranks walk
+// through it alike; the leading one reports.
+int Train::loop(Job& job, Console& console, const StopSignals& stop, const Corpus& corpus,
+                core::Model& model, engine::Trainer& trainer) const {
     // A data folder may have no validation split; that is no reason to lose a training at its end.
     const bool can_evaluate = corpus.validation(length_, train_.seed, 1, longest())().has_value();
     if (!can_evaluate) console.warn("the data has no validation sequences: no evaluations");
 
     const int64_t start = trainer.step();
     int64_t saved = start > 0 ? start : -1;
-    Metrics metrics(out_ + "/metrics.jsonl", start);
+    std::optional<Metrics> metrics;
+    job.together([&] {
+        if (job.leads()) metrics.emplace(out_ + "/metrics.jsonl", start);
+    });
     const auto save = [&] {
-        metrics.sync();
-        trainer.save(out_, settings_.to_json(), keep_last_);
+        job.together([&] {
+            if (metrics) metrics->sync();
+        });
+        job.together([&] { trainer.save(out_, settings_.to_json(), keep_last_); });
         saved = trainer.step();
+    };
+    // Nowhere to write reports to is no reason to lose what was trained.
+    std::optional<Error> lost;
+    const Report report = [&](const std::function<void()>& write) {
+        if (!metrics || lost) return;
+        try {
+            write();
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::environment) throw;
+            lost = error;
+        }
     };
     double mean_ms = 0;  // of the recent steps, for the time that is left
     json last, validation;
@@ -351,118 +392,166 @@ int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus,
     std::optional<Verdict::Kind> said;
     const auto evaluate_if_due = [&] {
         if (!can_evaluate || !is_due(eval_every_, trainer.step())) return;
-        validation = evaluate(console, stop, model, corpus, trainer.step(), watch, said);
+        validation =
+            evaluate(job, console, stop, model, corpus, trainer.step(), watch, said, report);
         cut_short = validation.is_null();
-        if (!cut_short) metrics.append(validation);
+        if (!cut_short) report([&] { metrics->append(validation); });
     };
-    bool reporting = true;  // between steps and saves, where the training itself is whole
-    try {
-        // What was stopped during an evaluation begins with it.
-        const json& kept = metrics.last_kept();
-        if (start > 0 && !(kept.contains("val/pass_1") && kept.at("step") == start))
-            evaluate_if_due();
-        while (trainer.step() < end() && !stop.requested()) {
-            reporting = false;
-            const engine::StepReport report = trainer.advance();
-            reporting = true;
-            mean_ms =
-                mean_ms == 0 ? report.milliseconds : 0.95 * mean_ms + 0.05 * report.milliseconds;
-            last = row_of(report);
-            metrics.append(last);
-            if (report.skipped || report.step == start + 1 || is_due(log_every_, report.step))
-                console.line(line(console, report, mean_ms));
-            evaluate_if_due();
-            reporting = false;
-            if (is_due(save_every_, report.step)) save();
-            reporting = true;
+    // What was stopped during an evaluation begins with it.
+    const bool evaluated = metrics && metrics->last_kept().contains("val/pass_1") &&
+                           metrics->last_kept().at("step") == start;
+    if (start > 0 && !job.any(evaluated)) evaluate_if_due();
+    while (trainer.step() < end() && !job.any(stop.requested() || lost)) {
+        const engine::StepReport step = trainer.advance();
+        mean_ms = mean_ms == 0 ? step.milliseconds : 0.95 * mean_ms + 0.05 * step.milliseconds;
+        last = row_of(step, job.size());
+        report([&] {
+            metrics->append(last);
+            if (step.skipped || step.step == start + 1 || is_due(log_every_, step.step))
+                console.line(line(console, step, mean_ms));
+        });
+        evaluate_if_due();
+        if (is_due(save_every_, step.step) && !job.any(lost.has_value())) save();
+    }
+    if (job.any(lost.has_value())) {
+        std::string where;
+        if (saved != trainer.step()) {
+            try {
+                job.together([&] { trainer.save(out_, settings_.to_json(), keep_last_); });
+                where = "; saved " + core::newest_checkpoint(out_).value_or(out_);
+            } catch (const Error&) {
+                // Whatever came first is most likely the reason.
+            }
         }
-    } catch (const Error& error) {
-        // Nowhere to write the report to is no reason to lose what was trained.
-        if (!reporting || error.kind() != ErrorKind::environment || saved == trainer.step()) throw;
-        try {
-            trainer.save(out_, settings_.to_json(), keep_last_);
-        } catch (const Error&) {
-            throw error;  // it came first, and is most likely the reason
-        }
-        throw Error(error.kind(), error.what() + std::string("; saved ") +
-                                      core::newest_checkpoint(out_).value_or(out_));
+        job.together([&] {
+            if (lost) throw Error(lost->kind(), lost->what() + where);
+        });
     }
     if (saved != trainer.step()) save();
 
-    const std::string checkpoint = *core::newest_checkpoint(out_);
     const bool stopped = trainer.step() < end() || cut_short;
-    console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
-                 (stopped && trainer.step() < train_.steps ? "; --resume goes on" : ""));
-    json result = summary(trainer.step(), checkpoint);
-    result["last"] = last;
-    result["validation"] = validation;
-    console.result(result);
+    if (job.leads()) {
+        const std::string checkpoint = *core::newest_checkpoint(out_);
+        console.line((stopped ? "stopped by a signal; saved " : "saved ") + checkpoint +
+                     (stopped && trainer.step() < train_.steps ? "; --resume goes on" : ""));
+        json result = summary(trainer.step(), checkpoint);
+        result["last"] = last;
+        result["validation"] = validation;
+        console.result(result);
+    }
     return stopped ? kStopped : kDone;
+}
+
+// Ranks of different programs' settings, or of different folders, would train nonsense together.
+void Train::check_alike(Job& job, int64_t step) const {
+    std::string text;
+    for (const Setting& setting : settings_.all())
+        if (!setting.section.empty() && !setting.derived) text += setting.text() + '\n';
+    const double mine[] = {double(step),
+                           double(tensor::hash(tensor::bytes_of(text)) >> 12)};  // exact in double
+    std::vector<double> first(2, 0);
+    if (job.leads()) first.assign(mine, mine + 2);
+    first = job.sum(first);
+    job.together([&] {
+        if (mine[1] != first[1])
+            throw Error(ErrorKind::usage,
+                        "has other settings than rank 0; give every rank the same command");
+        if (mine[0] != first[0])
+            throw Error(ErrorKind::bad_file,
+                        "finds step " + std::to_string(step) + " in " + out_ +
+                            ", but rank 0 step " + std::to_string(int64_t(first[0])) +
+                            "; the run's folder must be the same for all ranks");
+    });
 }
 
 int Train::run() {
     const StopSignals stop;
+    const Launch launch = Launch::from_environment();
     settings_.take_flags();  // which preset, which run
-    Console console(machine_.json);
-    if (out_.empty()) throw Error(ErrorKind::usage, "--out RUN is needed: the folder of the run");
-    const std::optional<std::string> newest = core::newest_checkpoint(out_);
-    if (newest && !resume_)
-        throw Error(ErrorKind::usage, out_ + " already holds " +
-                                          fs::path(*newest).filename().string() +
-                                          "; add --resume to go on, or name another --out");
-    read_settings(newest);
-    if (newest) {
+    Console console(machine_.json, launch.rank > 0);
+    Job job(launch, comm_timeout_);
+    return job.run([&] { return train(job, console, stop); });
+}
+
+int Train::train(Job& job, Console& console, const StopSignals& stop) {
+    std::optional<std::string> newest;
+    int64_t start = 0;
+    job.together([&] {
+        if (out_.empty())
+            throw Error(ErrorKind::usage, "--out RUN is needed: the folder of the run");
+        newest = core::newest_checkpoint(out_);
+        if (newest && !resume_)
+            throw Error(ErrorKind::usage, out_ + " already holds " +
+                                              fs::path(*newest).filename().string() +
+                                              "; add --resume to go on, or name another --out");
+        read_settings(newest);
+        if (!newest) return;
         compare_with(*newest);
-        const int64_t step = core::load_state(*newest).step;
-        if (step >= end()) {
-            console.line(format("%s %s: step %lld of %lld; nothing to do", out_.c_str(),
-                                step >= train_.steps ? "is finished" : "is that far already",
-                                static_cast<long long>(step),
-                                static_cast<long long>(train_.steps)));
-            console.result(summary(step, *newest));
-            return kDone;
-        }
+        start = core::load_state(*newest).step;
+    });
+    check_alike(job, start);
+    if (newest && start >= end()) {
+        console.line(format("%s %s: step %lld of %lld; nothing to do", out_.c_str(),
+                            start >= train_.steps ? "is finished" : "is that far already",
+                            static_cast<long long>(start), static_cast<long long>(train_.steps)));
+        console.result(summary(start, *newest));
+        return kDone;
     }
 
-    const tensor::DType dtype = machine_.checked_dtype();
-    const Corpus corpus(data_, task_);
-    take_vocabulary(corpus);
-    corpus.check_lengths(length_);
-    if (!test_lengths_.empty()) corpus.check_lengths(test_lengths_);
-    if (const int longest = corpus.longest(length_); longest > train_.tokens_per_step)
-        throw Error(ErrorKind::usage,
-                    "--tokens-per-step is " + std::to_string(train_.tokens_per_step) +
-                        ", but there are sequences of " + std::to_string(longest) +
-                        " tokens; raise it, or lower the " +
-                        (corpus.is_text() ? "--context" : "--length"));
     // The device and the plan before the folder: where they cannot do what is asked, nothing is
     // left behind.
-    tensor::Context context = machine_.context();
-    core::Model model(context, model_, dtype);
-    const engine::MemoryPlan plan = engine::plan_memory(model, train_);
-    context.arena()->set_plan(engine::to_string(plan));
-    context.set_fast_matmul(train_.fast_matmul);
-    context.set_fast_matmul(false);  // until a step wants it
-    const auto source = corpus.training(length_, train_.seed);
-    std::error_code error;
-    fs::create_directories(out_, error);
-    if (error)
-        throw Error(ErrorKind::environment,
-                    "cannot make the folder " + out_ + ": " + error.message());
-    if (corpus.is_text()) tokenizer_ = corpus.tokenizer().save(out_);
-
-    describe(console, plan);
-    console.line(format("%s parameters on %s, %d threads",
-                        short_count(double(model.parameters().count())).c_str(),
-                        machine_.device.c_str(), context.threads()));
-    engine::Trainer trainer(model, *source, train_, plan.recompute);
-    if (newest) {
-        trainer.load(*newest);
-        console.line("resumed from " + *newest);
-    } else if (resume_) {
-        console.line(out_ + " holds no complete checkpoint: starting at step 0");
-    }
-    return loop(console, stop, corpus, model, trainer);
+    std::optional<Corpus> corpus;
+    std::optional<tensor::Context> context;
+    std::optional<core::Model> model;
+    engine::MemoryPlan plan;
+    job.together([&] {
+        const tensor::DType dtype = machine_.checked_dtype();
+        corpus.emplace(data_, task_);
+        take_vocabulary(*corpus);
+        corpus->check_lengths(length_);
+        if (!test_lengths_.empty()) corpus->check_lengths(test_lengths_);
+        if (const int longest = corpus->longest(length_); longest > train_.tokens_per_step)
+            throw Error(ErrorKind::usage,
+                        "--tokens-per-step is " + std::to_string(train_.tokens_per_step) +
+                            ", but there are sequences of " + std::to_string(longest) +
+                            " tokens; raise it, or lower the " +
+                            (corpus->is_text() ? "--context" : "--length"));
+        context.emplace(machine_.device, job.launch().threads(machine_.threads));
+        model.emplace(*context, model_, dtype);
+        plan = engine::plan_memory(*model, train_, job.size());
+        context->arena()->set_plan(engine::to_string(plan));
+        context->set_fast_matmul(train_.fast_matmul);
+        context->set_fast_matmul(false);  // until a step wants it
+    });
+    std::shared_ptr<tensor::Communicator> ranks;
+    job.together([&] { ranks = job.connect(*context, reproducible_); });
+    const auto source = corpus->training(length_, train_.seed);
+    std::optional<engine::Trainer> trainer;
+    job.together([&] {
+        if (job.leads()) {
+            std::error_code error;
+            fs::create_directories(out_, error);
+            if (error)
+                throw Error(ErrorKind::environment,
+                            "cannot make the folder " + out_ + ": " + error.message());
+            if (corpus->is_text()) tokenizer_ = corpus->tokenizer().save(out_);
+        }
+        describe(console, plan);
+        std::string where = format("%s parameters on %s, %d threads",
+                                   short_count(double(model->parameters().count())).c_str(),
+                                   machine_.device.c_str(), context->threads());
+        if (job.size() > 1)
+            where += format(", in each of %d ranks over %s", job.size(), ranks->name());
+        console.line(where);
+        trainer.emplace(*model, *source, train_, plan.recompute, ranks);
+        if (newest) {
+            trainer->load(*newest);
+            console.line("resumed from " + *newest);
+        } else if (resume_) {
+            console.line(out_ + " holds no complete checkpoint: starting at step 0");
+        }
+    });
+    return loop(job, console, stop, *corpus, *model, *trainer);
 }
 
 }  // namespace

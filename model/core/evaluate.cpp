@@ -14,17 +14,15 @@ enum class Disturb { none, permuted, mean };
 
 // What one pass over one batch adds up to.
 struct Sums {
-    double ce = 0, correct = 0, last = 0, unsettled = 0, difference = 0, size = 0;
-    int64_t unsettled_targets = 0;
+    double ce = 0, correct = 0, last = 0, unsettled = 0, unsettled_targets = 0, difference = 0,
+           size = 0;
+    // Which of them there are.
+    static constexpr double Sums::*kParts[] = {
+        &Sums::ce,         &Sums::correct, &Sums::last, &Sums::unsettled, &Sums::unsettled_targets,
+        &Sums::difference, &Sums::size};
 
     void add(const Sums& o) {
-        ce += o.ce;
-        correct += o.correct;
-        last += o.last;
-        unsettled += o.unsettled;
-        difference += o.difference;
-        size += o.size;
-        unsettled_targets += o.unsettled_targets;
+        for (const auto part : kParts) this->*part += o.*part;
     }
 };
 
@@ -173,7 +171,7 @@ std::vector<Sums> run(Model& model, const Batch& batch, int passes, Disturb dist
 }  // namespace
 
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
-                                 int passes, uint64_t seed, bool disturb) {
+                                 int passes, uint64_t seed, bool disturb, const SumNumbers& sum) {
     std::vector<Sums> clean(passes), permuted(passes), mean(passes);
     int64_t targets = 0, sequences = 0, batches = 0;
     const auto add = [&](std::vector<Sums>& total, const std::vector<Sums>& part) {
@@ -189,6 +187,20 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
         }
         ++batches;
     }
+    if (sum) {
+        std::vector<double> numbers = {double(targets), double(sequences)};
+        const auto each = [&](auto&& f) {
+            for (std::vector<Sums>* part : {&clean, &permuted, &mean})
+                for (Sums& s : *part)
+                    for (const auto number : Sums::kParts) f(s.*number);
+        };
+        each([&](double x) { numbers.push_back(x); });
+        numbers = sum(numbers);
+        targets = int64_t(numbers[0]);
+        sequences = int64_t(numbers[1]);
+        size_t next_number = 2;
+        each([&](double& x) { x = numbers[next_number++]; });
+    }
     std::vector<PassResult> results;
     const double n = double(std::max<int64_t>(targets, 1));
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -199,7 +211,7 @@ std::vector<PassResult> evaluate(Model& model, const std::function<std::optional
              .loss = c.ce / n,
              .accuracy = c.correct / n,
              .last = c.last / double(std::max<int64_t>(sequences, 1)),
-             .unsettled = c.unsettled_targets > 0 ? c.unsettled / double(c.unsettled_targets) : nan,
+             .unsettled = c.unsettled_targets > 0 ? c.unsettled / c.unsettled_targets : nan,
              .change = c.size > 0 ? std::sqrt(c.difference / c.size) : nan,
              .permuted = disturb ? permuted[k].ce / n : nan,
              .mean = disturb ? mean[k].ce / n : nan,

@@ -29,9 +29,12 @@ struct PassResult {
 
 // Passes 1..passes over every batch that `next` gives, until it gives none: plain prefix 1, no
 // jitter. `disturb` adds the two disturbed losses, at three times the work; the permutation is
-// drawn from the seed, the batch and the pass.
+// drawn from the seed, the batch and the pass. Processes that see parts of the batches pass `sum`,
+// which adds up numbers over them; each gets the results of all.
+using SumNumbers = std::function<std::vector<double>(const std::vector<double>&)>;
 std::vector<PassResult> evaluate(Model& model, const std::function<std::optional<Batch>()>& next,
-                                 int passes, uint64_t seed, bool disturb);
+                                 int passes, uint64_t seed, bool disturb,
+                                 const SumNumbers& sum = nullptr);
 
 // The inputs of a stack that has only seen plain ones, against those it is given at pass 2, before
 // the input norm. `cosine` compares them after it: the mean over rows of the angle's cosine.
