@@ -61,22 +61,28 @@ Launch Launch::from(const std::function<const char*(const char*)>& get) {
     };
     Launch out;
     if (get("OMPI_COMM_WORLD_SIZE")) {
-        out = {By::mpi, number("OMPI_COMM_WORLD_RANK", 0), number("OMPI_COMM_WORLD_SIZE", 1),
-               number("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0),
-               number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, 1)};
+        out.by = By::mpi;
+        out.rank = number("OMPI_COMM_WORLD_RANK", 0);
+        out.size = number("OMPI_COMM_WORLD_SIZE", 1);
+        out.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0);
+        out.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, 1);
     } else if (get("PMI_SIZE")) {
-        out = {By::mpi, number("PMI_RANK", 0), number("PMI_SIZE", 1),
-               number("MPI_LOCALRANKID", 0, number("SLURM_LOCALID", 0, 0)),
-               number("MPI_LOCALNRANKS", 1, 1)};
-    } else if (get("PMIX_RANK") && get("SLURM_STEP_NUM_TASKS")) {
-        out = {By::mpi, number("PMIX_RANK", 0), number("SLURM_STEP_NUM_TASKS", 1),
-               number("SLURM_LOCALID", 0, 0)};
+        out.by = By::mpi;
+        out.rank = number("PMI_RANK", 0);
+        out.size = number("PMI_SIZE", 1);
+        out.local_rank = number("SLURM_LOCALID", 0, number("MPI_LOCALRANKID", 0, 0));
+        out.local_size = number("MPI_LOCALNRANKS", 1, 1);
     } else if (get("WORLD_SIZE")) {
-        out = {By::variables, number("RANK", 0), number("WORLD_SIZE", 1),
-               number("LOCAL_RANK", 0, 0), number("LOCAL_WORLD_SIZE", 1, 1)};
+        out.by = By::variables;
+        out.rank = number("RANK", 0);
+        out.size = number("WORLD_SIZE", 1);
+        out.local_rank = number("LOCAL_RANK", 0, 0);
+        out.local_size = number("LOCAL_WORLD_SIZE", 1, 1);
     } else if (get("SLURM_STEP_NUM_TASKS")) {
-        out = {By::slurm, number("SLURM_PROCID", 0), number("SLURM_STEP_NUM_TASKS", 1),
-               number("SLURM_LOCALID", 0, 0)};
+        out.by = get("PMIX_RANK") ? By::mpi : By::slurm;
+        out.rank = number("SLURM_PROCID", 0);
+        out.size = number("SLURM_STEP_NUM_TASKS", 1);
+        out.local_rank = number("SLURM_LOCALID", 0, 0);
     }
     if (out.rank >= out.size)
         throw Error(ErrorKind::usage, "the environment says rank " + std::to_string(out.rank) +

@@ -67,6 +67,10 @@ struct dtype_of<int64_t> {
     static constexpr DType value = DType::i64;
 };
 template <>
+struct dtype_of<uint8_t> {
+    static constexpr DType value = DType::u8;
+};
+template <>
 struct dtype_of<kernels::Span> {  // span tables travel as raw bytes
     static constexpr DType value = DType::u8;
 };
