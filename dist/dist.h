@@ -27,9 +27,14 @@ struct Options {
     Fail fail;
 };
 
-// The ranks that mpirun or srun started. Sums are made in the order of the ranks, so that the same
-// number of ranks gives the same bits. At most once in a process.
-// Errors  environment when MPI does not start; internal in a build without it.
+// The ranks that mpirun or srun started; without either, a job of one. Sums are made in the order
+// of the ranks, so that the same number of ranks gives the same bits, and an element the same ones
+// in all_reduce and in reduce_scatter, whoever owns it. At most once in a process. Makes two
+// threads, which sleep while they wait.
+// Memory  size-1 times the largest piece that this rank has summed
+// Errors  environment when MPI does not start; internal in a build without it. The collectives
+//         throw internal for arguments that break their contract, for tensors outside host memory
+//         and for more than 2^31-1 elements.
 std::unique_ptr<Communicator> connect_mpi(Options options);
 
 // Gives every rank rank 0's bytes.

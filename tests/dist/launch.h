@@ -41,7 +41,11 @@ class Launch {
         _exit(127);
     }
     Launch(const Launch&) = delete;
-    ~Launch() {
+    ~Launch() {  // mpirun is asked first: its ranks are no children of ours
+        signal(SIGTERM);
+        const double end = seconds() + 5;
+        while (running() && seconds() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
         if (running()) kill(-process_, SIGKILL);
         wait();
     }

@@ -284,6 +284,8 @@ TEST(Jobs, BrokenContractsThrow) {
         counts[0] = 13, counts[1] = -1;
         EXPECT_TRUE(refused({"all_gather"}, [&] { job().all_gather(x, counts); }));
     }
+    const Tensor huge = Tensor::empty(context, {int64_t(1) << 31}, DType::u8);
+    EXPECT_TRUE(refused({"broadcast", "2147483648", "cut"}, [&] { job().broadcast(huge, 0); }));
     job().barrier();  // all is well after that
 }
 
