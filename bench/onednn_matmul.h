@@ -7,6 +7,8 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
 
+#include "model/core/flops.h"
+
 namespace fbt::bench {
 
 // y[m,n] = sum_k x[m,k] * w[n,k].  x [M,K], y [M,N], row-major, both of `dtype`; w [N,K] float.
@@ -32,11 +34,7 @@ class OneDnnMatmul {
     std::map<int, dnnl::matmul> by_threads_;
 };
 
-// [out, in] of a weight, and how many such a model has.
-struct Matrix {
-    int64_t out, in;
-    int count;
-};
+using model::core::Matrix;
 
 // Products of M rows with all of a model's matrices: what a step could reach if it were nothing but
 // them. Each call of `time` runs each once; `rate` takes each one's median.

@@ -25,6 +25,7 @@
 #include "bench/ceilings.h"
 #include "bench/onednn_matmul.h"
 #include "bench/shape.h"
+#include "model/core/flops.h"
 #include "model/core/replay.h"
 #include "model/engine/generator.h"
 #include "model/engine/trainer.h"
@@ -143,43 +144,15 @@ class RandomSource : public data::Source {
 
 // ---- what a model's work is
 
-// [out, in] of the matrices that every row passes through, and of those that a fused row adds.
-std::vector<Matrix> plain_matrices(const core::Config& c) {
-    const int64_t D = c.dim, HC = int64_t(c.heads) * c.head_dim,
-                  GC = int64_t(c.kv_heads) * c.head_dim;
-    return {{HC, D, c.layers},             // q
-            {GC, D, 2 * c.layers},         // k, v
-            {c.heads, D, c.layers},        // the heads' gates
-            {D, HC, c.layers},             // o
-            {c.ffn_dim, D, 2 * c.layers},  // gate, up
-            {D, c.ffn_dim, c.layers},      // down
-            {c.vocab_size, D, 1}};         // logits
-}
-std::vector<Matrix> fusion_matrices(const core::Config& c) { return {{c.dim, c.dim, 2}}; }
-
-double weights_of(const std::vector<Matrix>& matrices) {
-    double count = 0;
-    for (const Matrix& m : matrices) count += m.count * double(m.out * m.in);
-    return count;
-}
-
-// FLOPs of a step whose passes compute the positions from plain[k][s] on (all, in pass 1): 6 for
-// each weight and row (2 forward, 4 backward), 12 for each channel, query head and visible pair.
-// Recomputation is not counted, nor is backward's second product of queries and keys.
+// FLOPs of a step whose passes compute the positions from plain[k][s] on (all, in pass 1).
 double step_flops(const core::Config& c, const core::Batch& batch,
                   const std::vector<std::vector<int32_t>>& plain) {
-    const double weights = weights_of(plain_matrices(c)), fusion = weights_of(fusion_matrices(c));
-    const double HC = double(c.heads) * c.head_dim;
     double flops = 0;
-    for (size_t k = 0; k <= plain.size(); ++k)
-        for (size_t s = 0; s < batch.lengths.size(); ++s) {
-            const int T = batch.lengths[s], first = k == 0 ? 0 : plain[k - 1][s];
-            flops += 6.0 * (T - first) * (weights + (k > 0 ? fusion : 0));
-            for (int l = 0; l < c.layers; ++l) {
-                const int window = c.is_full_attention(l) ? T : c.window;
-                for (int t = first; t < T; ++t) flops += 12 * HC * std::min(t + 1, window);
-            }
-        }
+    for (size_t s = 0; s < batch.lengths.size(); ++s) {
+        flops += core::pass_flops(c, 0, batch.lengths[s]);
+        for (const std::vector<int32_t>& first : plain)
+            flops += core::pass_flops(c, first[s], batch.lengths[s]);
+    }
     return flops;
 }
 
@@ -187,8 +160,7 @@ double step_flops(const core::Config& c, const core::Batch& batch,
 // `length` positions of them.
 double decode_bytes(const Case& c, Mode mode, int sequences, int length) {
     const core::Config& m = c.model;
-    double numbers = weights_of(plain_matrices(m));
-    if (mode != Mode::standard) numbers += weights_of(fusion_matrices(m));
+    double numbers = core::row_weights(m, mode != Mode::standard);
     for (int l = 0; l < m.layers; ++l)
         numbers += 2.0 * sequences * m.kv_heads * m.head_dim *
                    (m.is_full_attention(l) ? length : std::min(length, m.window));
@@ -258,7 +230,7 @@ void report_training(const Case& c, Report& report) {
     std::optional<OneDnnModel> onednn;
     if (c.on_cpu())
         onednn.emplace(
-            plain_matrices(c.model), c.tokens_per_step,
+            core::row_matrices(c.model, false), c.tokens_per_step,
             c.dtype == DType::bf16 ? OneDnnMatmul::DType::bf16 : OneDnnMatmul::DType::f32);
     const std::map<int, Cost> mixed = time_steps(c, {1, 2, 3}, true, kRounds, [&] {
         if (onednn) onednn->time(options.threads);
