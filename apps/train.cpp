@@ -10,6 +10,7 @@
 #include "apps/embedded.h"
 #include "apps/metrics.h"
 #include "apps/report.h"
+#include "apps/scale.h"
 #include "apps/signals.h"
 #include "apps/watch.h"
 #include "model/engine/trainer.h"
@@ -42,6 +43,7 @@ class Train {
     void take_vocabulary(const Corpus& corpus);
     int loop(Console& console, const StopSignals& stop, const Corpus& corpus, core::Model& model,
              engine::Trainer& trainer) const;
+    int plan(Console& console);
     json summary(int64_t step, const std::string& checkpoint) const;
     int longest() const { return *std::max_element(length_.begin(), length_.end()); }
     int64_t end() const {
@@ -62,6 +64,7 @@ class Train {
     int64_t memory_mib_ = 0, save_every_ = 100, log_every_ = 1, eval_every_ = 0, stop_after_ = 0;
     int64_t eval_sequences_ = 256;
     bool resume_ = false;
+    ScalePlan scale_;
 };
 
 // The one table of settings. What a run keeps is in the sections "model" and "train"; a resumed run
@@ -159,6 +162,7 @@ Train::Train(CLI::App& app) {
     s.add("resume", &resume_, "go on from the run's newest checkpoint, with its settings");
     s.add("stop_after", &stop_after_, "save and leave after this step; 0: go to the end")
         .at_least(0);
+    scale_.declare(s);
     s.bind(app);
 }
 
@@ -400,10 +404,22 @@ int Train::loop(Console& console, const StopSignals& stop, const Corpus& corpus,
     return stopped ? kStopped : kDone;
 }
 
+int Train::plan(Console& console) {
+    read_settings(std::nullopt);
+    if (model_.vocab_size == 0 && data_.empty() && task_.empty())
+        throw Error(ErrorKind::usage,
+                    "--plan needs the size of the vocabulary: --vocab-size, --data or --task");
+    if (model_.vocab_size == 0) take_vocabulary(Corpus(data_, task_));
+    model_.validate();
+    return scale_.run(console, model_, machine_.dtype, train_, longest(), 1);
+}
+
 int Train::run() {
     const StopSignals stop;
     settings_.take_flags();  // which preset, which run
     Console console(machine_.json);
+    scale_.check(settings_);
+    if (scale_.asked) return plan(console);
     if (out_.empty()) throw Error(ErrorKind::usage, "--out RUN is needed: the folder of the run");
     const std::optional<std::string> newest = core::newest_checkpoint(out_);
     if (newest && !resume_)

@@ -130,12 +130,19 @@ std::string mib(int64_t bytes) {  // rounded up, to be enough as a budget
 
 }  // namespace
 
+double plan_activations(const core::Config& model, tensor::DType dtype, const TrainConfig& config,
+                        bool recompute) {
+    return StepMemory(model, dtype, config).peak(recompute);
+}
+
 MemoryPlan plan_memory(core::Model& model, const TrainConfig& config) {
-    const StepMemory step(model.config(), model.dtype(), config);
-    const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
+    const auto activations = [&](bool recompute) {
+        return int64_t(
+            std::min(plan_activations(model.config(), model.dtype(), config, recompute), 4e18));
+    };
     MemoryPlan plan;
-    plan.activations = bytes(step.peak(false));
-    plan.recomputed = bytes(step.peak(true));
+    plan.activations = activations(false);
+    plan.recomputed = activations(true);
     const int64_t master = int64_t(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
     plan.parameters = 4 * master * model.parameters().count();  // value, gradient, moments
     const int64_t budget = config.memory_budget;
