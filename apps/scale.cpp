@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "model/engine/scale.h"
 #include "tensor/file.h"
@@ -68,6 +70,68 @@ json json_of(const StepPlan& p) {
             {"efficiency", p.efficiency}};
 }
 
+struct Figures {
+    Cluster cluster;
+    std::string rate, links;  // and where they are from
+};
+
+Figures figures_of(const ScalePlan& asked, const std::string& dtype) {
+    Cluster cluster;
+    std::string rate = format("%g TFLOP/s, as given", asked.rate),
+                links = format("%g GB/s each way, as given", asked.link);
+    const auto gpu = std::ranges::find_if(kGpus, [&](const Gpu& g) { return g.name == asked.gpu; });
+    if (gpu == std::end(kGpus)) {
+        cluster.node = std::ranges::max(asked.ranks);
+        rate += ", updates included";
+    } else {
+        const double peak = dtype == "f32" ? gpu->f32 : gpu->bf16;
+        cluster = {.rate = kAssumedShare * peak,
+                   .memory = gpu->memory,
+                   .bandwidth = gpu->bandwidth,
+                   .inside = gpu->nvlink,
+                   .across = gpu->port,
+                   .hop_inside = kHopInside,
+                   .hop_across = kHopAcross};
+        if (asked.rate == 0)
+            rate = format(
+                "%.4g TFLOP/s, assumed to be %.0f %% of the peak of %.4g, not measured "
+                "(--rate takes a measured one)",
+                cluster.rate / 1e12, 100 * kAssumedShare, peak / 1e12);
+        if (asked.link == 0)
+            links = format(
+                "%.0f GB/s each way within a node of %d, %.0f across, as stated (--link "
+                "takes a measured one)",
+                cluster.inside / 1e9, cluster.node, cluster.across / 1e9);
+    }
+    if (asked.rate > 0) cluster.rate = asked.rate * 1e12;
+    if (asked.link > 0) cluster.inside = cluster.across = asked.link * 1e9;
+    return {cluster, rate, links};
+}
+
+// What else could be done, one thing at a time and all together.
+std::vector<std::pair<std::string, Strategy>> other_ways(const Strategy& now, int ranks,
+                                                         int64_t sequences) {
+    std::vector<std::pair<std::string, Strategy>> ways = {{"as planned", now}};
+    Strategy all = now;
+    const auto add = [&](const std::string& what, auto change) {
+        Strategy one = now;
+        change(one);
+        change(all);
+        ways.emplace_back(what, one);
+    };
+    add("4 blocks at once", [](Strategy& s) { s.bucket = 4; });
+    add("gradients in bf16", [](Strategy& s) { s.gradient_bytes = 2; });
+    add("hierarchical reduction", [](Strategy& s) { s.hierarchical = true; });
+    add("owners with equal shares", [](Strategy& s) { s.even = true; });
+    add("ZeRO-2", [](Strategy& s) { s.zero = 2; });
+    const int spare = int(ranks / std::max<int64_t>(1, sequences));
+    if (spare > 1 && ranks % spare == 0)
+        add(std::to_string(spare) + " GPUs a sequence",
+            [&](Strategy& s) { s.ranks_per_sequence = spare; });
+    ways.emplace_back("all of these", all);
+    return ways;
+}
+
 std::string hidden(const StepPlan& p) {
     return p.communication > 0 ? percent(1 - p.exposed / p.communication) : "-";
 }
@@ -111,35 +175,8 @@ int ScalePlan::run(Console& console, const model::core::Config& config, const st
     tensor::Context host("cpu", 1);
     model::core::Model model(host, config, dtype == "f32" ? DType::f32 : DType::bf16);
 
-    Cluster cluster;
-    std::string speed, links;
-    const auto stated = std::ranges::find_if(kGpus, [&](const Gpu& g) { return g.name == gpu; });
-    if (stated == std::end(kGpus)) {
-        cluster.node = std::ranges::max(ranks);
-        speed = format("%g TFLOP/s, as given, updates included", rate);
-        links = format("%g GB/s each way, as given", link);
-    } else {
-        const double peak = dtype == "f32" ? stated->f32 : stated->bf16;
-        cluster = {.rate = kAssumedShare * peak,
-                   .memory = stated->memory,
-                   .bandwidth = stated->bandwidth,
-                   .inside = stated->nvlink,
-                   .across = stated->port,
-                   .hop_inside = kHopInside,
-                   .hop_across = kHopAcross};
-        speed = rate > 0 ? format("%g TFLOP/s, as given", rate)
-                         : format(
-                               "%.4g TFLOP/s, assumed to be %.0f %% of the peak of %.4g, not "
-                               "measured (--rate takes a measured one)",
-                               cluster.rate / 1e12, 100 * kAssumedShare, peak / 1e12);
-        links = link > 0 ? format("%g GB/s each way, as given", link)
-                         : format(
-                               "%.0f GB/s each way within a node of %d, %.0f across, as stated "
-                               "(--link takes a measured one)",
-                               cluster.inside / 1e9, cluster.node, cluster.across / 1e9);
-    }
-    if (rate > 0) cluster.rate = rate * 1e12;
-    if (link > 0) cluster.inside = cluster.across = link * 1e9;
+    const Figures figures = figures_of(*this, dtype);
+    Cluster cluster = figures.cluster;
     if (train.memory_budget > 0) cluster.memory = double(train.memory_budget);
 
     const auto plan = [&](int n, int64_t tokens, const Strategy& strategy) {
@@ -150,9 +187,10 @@ int ScalePlan::run(Console& console, const model::core::Config& config, const st
     const Strategy now{.zero = zero};
     const int64_t tokens = train.tokens_per_step, sequences = tokens / length;
 
-    // The smallest power of two of sequences for each GPU that is worthwhile.
+    // The smallest power of two of sequences for each GPU, or those that share one, that is
+    // worthwhile.
     const auto enough = [&](int n, const Strategy& strategy) -> json {
-        for (int64_t q = strategy.ranks_per_sequence; q <= 64; q *= 2) {
+        for (int64_t q = 1; q <= 64; q *= 2) {
             const int64_t least = q * (n / strategy.ranks_per_sequence) * length;
             const StepPlan p = plan(n, least, strategy);
             if (p.fits && p.efficiency >= kWorthwhile) return least;
@@ -195,35 +233,17 @@ int ScalePlan::run(Console& console, const model::core::Config& config, const st
                "ZeRO-%d",
                short_count(double(model.parameters().count())).c_str(), dtype.c_str(),
                static_cast<long long>(tokens), static_cast<long long>(sequences), length, zero));
-    console.line(gpu + ": " + speed);
-    console.line("links: " + links);
+    console.line(gpu + ": " + figures.rate);
+    console.line("links: " + figures.links);
     console.line("");
     console.print(table.text());
 
     const StepPlan& last = *std::ranges::max_element(plans, {}, &StepPlan::ranks);
     json what_if = json::array();
     if (last.ranks > cluster.node) {
-        std::vector<std::pair<std::string, Strategy>> others = {{"as planned", now}};
-        Strategy all = now;
-        const auto add = [&](const std::string& what, auto change) {
-            Strategy one = now;
-            change(one);
-            change(all);
-            others.emplace_back(what, one);
-        };
-        add("4 blocks at once", [](Strategy& s) { s.bucket = 4; });
-        add("gradients in bf16", [](Strategy& s) { s.gradient_bytes = 2; });
-        add("hierarchical reduction", [](Strategy& s) { s.hierarchical = true; });
-        add("owners with equal shares", [](Strategy& s) { s.even = true; });
-        add("ZeRO-2", [](Strategy& s) { s.zero = 2; });
-        const int64_t spare = last.ranks / std::max<int64_t>(1, sequences);
-        if (spare > 1 && last.ranks % spare == 0)
-            add(format("%lld GPUs a sequence", static_cast<long long>(spare)),
-                [&](Strategy& s) { s.ranks_per_sequence = int(spare); });
-        others.emplace_back("all of these", all);
         Table next({format("on %d", last.ranks), "ms/step", "compute", "update", "exposed",
                     "sent GB", "GB/GPU", "strong %", worthwhile});
-        for (const auto& [what, strategy] : others) {
+        for (const auto& [what, strategy] : other_ways(now, last.ranks, sequences)) {
             const StepPlan p = plan(last.ranks, tokens, strategy);
             const json least = enough(last.ranks, strategy);
             next.row({what, milliseconds(p.seconds()), milliseconds(p.compute),

@@ -163,13 +163,13 @@ StepPlan plan_step(core::Model& model, const TrainConfig& config, int length,
     const double norm = shared ? 2 * wire(0) : 0;  // of a gradient of which each has a part
     plan.sent = (out + back) * numbers * (R - 1) / R;
 
-    double alone = 0;  // seconds of one device
+    double alone = 0, busiest = 0;  // seconds of one device; FLOPs of the busiest rank
     for (const auto& [passes, weight] : config.schedule.shares()) {
         const Work work = work_of(c, config, passes, plan.sequences, length, groups);
         const double again = plan.recompute ? work.blocks / 3 : 0;
         plan.compute += weight * (work.busiest + again) / s / cluster.rate;
         plan.flops += weight * work.total;
-        plan.mean_load += weight * (work.total / groups / work.busiest - 1);
+        busiest += weight * work.busiest;
         alone += weight * work.total / cluster.rate;
         // Only pass 1 hides anything. It is the first to need the new values, and its way back,
         // the last, is where gradients become complete.
@@ -191,6 +191,7 @@ StepPlan plan_step(core::Model& model, const TrainConfig& config, int length,
         plan.communication += weight * all;
         plan.sent += weight * work.rows * 2 * GC * (t + a) * L * (s - 1) / s;
     }
+    plan.mean_load = plan.flops / groups / busiest;
     if (cluster.bandwidth > 0)
         alone += ((7 + 1) * a * numbers + a * numbers + 3 * t * matrices) / cluster.bandwidth;
     plan.efficiency = alone / (R * plan.seconds());
