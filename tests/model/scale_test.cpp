@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "model/core/flops.h"
+#include "model/engine/share.h"
 #include "tests/model/model_test.h"
 
 namespace fbt::tests {
@@ -114,6 +115,9 @@ TEST(Scale, ASharedSequenceByHand) {
     EXPECT_EQ(plan.compute, 2304 / 2);
     expect_near(plan.communication, whole.communication + 2 * (1 + 3 * 4 * 4 / 2 / 10.0));
     expect_near(plan.sent, whole.sent + 2 * 3 * 4 * 4 / 2.0);
+    // One row of its own, and the keys and values of two others.
+    EXPECT_EQ(plan.activations,
+              plan_activations(tiny(), DType::f32, of_tokens(1, "1:1"), false) + 2 * 4 * 4);
 }
 
 // One process's plan counts tensor by tensor; packed matrices have no padding on `ref`.
@@ -180,8 +184,12 @@ TEST(Scale, OverlapInItsLimits) {
     const double work = 2 * (pass_flops(c, 0, 50) - 6.0 * 50 * V) / 3 / cluster.rate,
                  wire = 4 * (numbers - V) / 3 * 7 / 8 / 1e6, end = 4 * V * 7 / 8 / 1e6;
     ASSERT_GT(wire, work);
+    const StepPlan plan = plan_step(model, train, 50, cluster, 8);
+    expect_near(plan.exposed, 2 * (end + wire) + 2 * (2 * wire - work));
+    // Blocks that are computed again hide half as much again on the way back.
+    cluster.memory = plan.state + plan.activations - 1;
     expect_near(plan_step(model, train, 50, cluster, 8).exposed,
-                2 * (end + wire) + 2 * (2 * wire - work));
+                2 * (end + wire) + 2 * (2 * wire - work * 4 / 3));
 }
 
 // Without mixin every sequence costs the same; with it, those that wait for the longest suffix of a
@@ -208,6 +216,26 @@ TEST(Scale, WholeSequencesSetThePace) {
     // 64 draws of a largest share whose deviation is 1/66: five of the mean's, and 1/50 of
     // rounding.
     EXPECT_NEAR(each.compute, plain + fused * 64 / 65, (5.0 / 66 / 8 + 0.02) * fused);
+}
+
+// As many sequences as are drawn at all: one step, dealt here once more.
+TEST(Scale, DealsSequencesByTheirWork) {
+    Context context("cpu", 1);
+    const Config c = small_config();
+    Model model(context, c, DType::f32);
+    Batch batch;
+    batch.lengths.assign(4096, 50);
+    for (int s = 0; s < 4096; ++s) batch.indices.push_back(s);
+    const TrainConfig train = of_tokens(4096 * 50, "1:3", true);
+    const auto plain = draw_prefixes(batch, 3, true, train.seed, 0);
+    std::vector<double> costs;
+    for (int s = 0; s < 4096; ++s)
+        costs.push_back(pass_flops(c, 0, 50) + pass_flops(c, plain[0][s], 50) +
+                        pass_flops(c, plain[1][s], 50));
+    const std::vector<int> dealt = deal(costs, 1000);
+    std::vector<double> loads(1000, 0.0);
+    for (int s = 0; s < 4096; ++s) loads[dealt[s]] += costs[s];
+    EXPECT_EQ(plan_step(model, train, 50, kSlow, 1000).compute, *std::ranges::max_element(loads));
 }
 
 TEST(Scale, IsMonotone) {
