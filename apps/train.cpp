@@ -11,6 +11,7 @@
 #include "apps/job.h"
 #include "apps/metrics.h"
 #include "apps/report.h"
+#include "apps/scale.h"
 #include "apps/signals.h"
 #include "apps/watch.h"
 #include "model/engine/trainer.h"
@@ -47,6 +48,7 @@ class Train {
     void take_vocabulary(const Corpus& corpus);
     int loop(Job& job, Console& console, const StopSignals& stop, const Corpus& corpus,
              core::Model& model, engine::Trainer& trainer) const;
+    int plan(Console& console);
     json summary(int64_t step, const std::string& checkpoint) const;
     int longest() const { return *std::max_element(length_.begin(), length_.end()); }
     int64_t end() const {
@@ -68,6 +70,7 @@ class Train {
     int64_t eval_sequences_ = 256;
     double comm_timeout_ = 300;
     bool resume_ = false, reproducible_ = false;
+    ScalePlan scale_;
 };
 
 // The one table of settings. What a run keeps is in the sections "model" and "train"; a resumed run
@@ -179,6 +182,7 @@ Train::Train(CLI::App& app) {
           "seconds that a rank waits for the others before it ends them all")
         .at_least(1)
         .at_most(1e6);
+    scale_.declare(s);
     s.bind(app);
 }
 
@@ -464,11 +468,24 @@ void Train::check_alike(Job& job, int64_t step) const {
     });
 }
 
+int Train::plan(Console& console) {
+    read_settings(std::nullopt);
+    if (model_.vocab_size == 0 && data_.empty() && task_.empty())
+        throw Error(ErrorKind::usage,
+                    "--plan needs the size of the vocabulary: --vocab-size, --data or --task");
+    if (model_.vocab_size == 0) take_vocabulary(Corpus(data_, task_));
+    model_.validate();
+    return scale_.run(console, model_, machine_.dtype, train_, longest(),
+                      train_.zero);
+}
+
 int Train::run() {
     const StopSignals stop;
     const Launch launch = Launch::from_environment();
     settings_.take_flags();  // which preset, which run
     Console console(machine_.json, launch.rank > 0);
+    scale_.check(settings_);
+    if (scale_.asked) return plan(console);
     Job job(launch, comm_timeout_);
     return job.run([&] { return train(job, console, stop); });
 }

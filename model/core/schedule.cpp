@@ -84,4 +84,16 @@ int PassSchedule::max_passes() const {
     return most;
 }
 
+std::map<int, double> PassSchedule::shares() const {
+    double total = 0;
+    for (const Phase& p : phases_) total += p.share;
+    std::map<int, double> shares;
+    for (const Phase& p : phases_) {
+        double weight = 0;
+        for (const auto& [passes, w] : p.mixture) weight += w;
+        for (const auto& [passes, w] : p.mixture) shares[passes] += p.share / total * w / weight;
+    }
+    return shares;
+}
+
 }  // namespace fbt::model::core

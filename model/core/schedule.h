@@ -1,6 +1,7 @@
 // How many passes each training step runs: consecutive phases, each a mixture of pass counts.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,8 @@ class PassSchedule {
     // a mixture, so that all ranks and a resumed run draw the same.
     int passes_at(int64_t step, int64_t steps, uint64_t seed) const;
     int max_passes() const;
+    // The share of all steps that each pass count has; sums to 1.
+    std::map<int, double> shares() const;
 
   private:
     struct Phase {

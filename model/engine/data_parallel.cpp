@@ -3,12 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string_view>
 
 #include "model/core/flops.h"
 #include "model/engine/share.h"
 #include "nn/optimizer.h"
 
 namespace fbt::model::engine {
+namespace {
+
+// "layers.3." of "layers.3.attn.q.weight", "embed." of "embed.weight"
+std::string_view block_of(std::string_view name) {
+    const size_t first = name.find('.') + 1;
+    return name.substr(0, name.starts_with("layers.") ? name.find('.', first) + 1 : first);
+}
+
+}  // namespace
 
 std::vector<int> owners(const nn::ParameterSet& parameters, int ranks, bool sharded) {
     std::vector<int> owner(parameters.all().size(), kEveryRank);
@@ -24,6 +34,16 @@ std::vector<int> owners(const nn::ParameterSet& parameters, int ranks, bool shar
     const std::vector<int> part = deal(costs, ranks);
     for (size_t i = 0; i < dealt.size(); ++i) owner[dealt[i]] = part[i];
     return owner;
+}
+
+int64_t most_owned(const nn::ParameterSet& parameters, int ranks, bool sharded) {
+    const std::vector<int> owner = owners(parameters, ranks, sharded);
+    std::vector<int64_t> owned(size_t(ranks), 0);
+    int64_t everywhere = 0;
+    for (size_t i = 0; i < owner.size(); ++i)
+        (owner[i] == kEveryRank ? everywhere : owned[size_t(owner[i])]) +=
+            tensor::numel_of(parameters.all()[i].shape());
+    return everywhere + *std::max_element(owned.begin(), owned.end());
 }
 
 Share share_of(const core::Config& config, const core::Batch& batch, const core::PassPlan& plan,
@@ -58,6 +78,7 @@ DataParallel::DataParallel(nn::ParameterSet& parameters, std::shared_ptr<Communi
     if (communicator_->size() == 1) return;
     std::vector<size_t> bucket, gains;
     int64_t bytes = 0;
+    std::string_view last;
     const auto close = [&] {
         if (!bucket.empty()) fill(bucket, sharded);
         bucket.clear();
@@ -69,10 +90,11 @@ DataParallel::DataParallel(nn::ParameterSet& parameters, std::shared_ptr<Communi
             gains.push_back(i);
             continue;
         }
-        if (p.role() == nn::Role::embedding) close();
+        const std::string_view block = block_of(p.name());
+        if (block != last && (bytes >= bucket_bytes || p.role() == nn::Role::embedding)) close();
+        last = block;
         bucket.push_back(i);
         bytes += int64_t(p.weight().grad.bytes());
-        if (bytes >= bucket_bytes) close();
     }
     close();
     if (!gains.empty()) fill(gains, false);

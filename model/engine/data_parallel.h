@@ -25,6 +25,8 @@ using tensor::Tensor;
 // the cost of their update.
 inline constexpr int kEveryRank = -1;
 std::vector<int> owners(const nn::ParameterSet& parameters, int ranks, bool sharded);
+// Numbers of the rank that updates most of them.
+int64_t most_owned(const nn::ParameterSet& parameters, int ranks, bool sharded);
 
 // Which sequences of a step's batch are this rank's. They are dealt by the work of all passes
 // (core::pass_flops), a rule of the batch alone: any number of ranks sees the same batches.
@@ -39,10 +41,9 @@ class DataParallel {
   public:
     // The parameters have their values. Those that other ranks own are disowned, and all gradients
     // move into buckets. In a job of one process nothing happens, here and below.
-    // bucket_bytes  a bucket is closed when it has as many: smaller ones travel earlier, larger
-    //               ones waste less
+    // bucket_bytes  a bucket has the gradients of a block, or of as many blocks as have these bytes
     DataParallel(nn::ParameterSet& parameters, std::shared_ptr<Communicator> communicator,
-                 bool sharded, int64_t bucket_bytes = int64_t(8) << 20);
+                 bool sharded, int64_t bucket_bytes = int64_t(4) << 20);
     DataParallel(const DataParallel&) = delete;
 
     Communicator& communicator() const { return *communicator_; }

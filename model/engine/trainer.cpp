@@ -131,6 +131,11 @@ std::string mib(int64_t bytes) {  // rounded up, to be enough as a budget
 
 }  // namespace
 
+double plan_activations(const core::Config& model, tensor::DType dtype, const TrainConfig& config,
+                        bool recompute) {
+    return StepMemory(model, dtype, config).peak(recompute);
+}
+
 MemoryPlan plan_memory(core::Model& model, const TrainConfig& config, int ranks) {
     // Whole sequences are dealt, so a rank's share exceeds the mean by one at most, where rows are
     // work; where long sequences are more work than their rows, one with short ones has more rows.
@@ -138,21 +143,17 @@ MemoryPlan plan_memory(core::Model& model, const TrainConfig& config, int ranks)
     if (ranks > 1)
         own.tokens_per_step = std::min(config.tokens_per_step,
                                        config.tokens_per_step / ranks + model.config().context);
-    const StepMemory step(model.config(), model.dtype(), own);
-    const auto bytes = [](double x) { return int64_t(std::min(x, 4e18)); };
+    const auto activations = [&](bool recompute) {
+        return int64_t(
+            std::min(plan_activations(model.config(), model.dtype(), own, recompute), 4e18));
+    };
     MemoryPlan plan;
-    plan.activations = bytes(step.peak(false));
-    plan.recomputed = bytes(step.peak(true));
+    plan.activations = activations(false);
+    plan.recomputed = activations(true);
     const int64_t master = int64_t(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
     // Every gradient; values and moments of what is updated here; new values on their way.
-    std::vector<int64_t> updated(size_t(ranks), 0);
-    const std::vector<int> owner = owners(model.parameters(), ranks, config.zero > 0);
-    for (size_t i = 0; i < owner.size(); ++i)
-        for (int r = 0; r < ranks; ++r)
-            if (owner[i] == kEveryRank || owner[i] == r)
-                updated[size_t(r)] += tensor::numel_of(model.parameters().all()[i].shape());
     const int64_t count = model.parameters().count(),
-                  most = *std::max_element(updated.begin(), updated.end());
+                  most = most_owned(model.parameters(), ranks, config.zero > 0);
     plan.parameters = master * (count + 3 * most);
     if (most < count) plan.parameters += int64_t(tensor::size_of(model.dtype())) * count;
     const int64_t budget = config.memory_budget;

@@ -44,6 +44,9 @@ struct MemoryPlan {
     bool recompute = false;   // the choice
 };
 std::string to_string(const MemoryPlan& plan);
+// The plan's activations, in double: nothing recomputed, or every block.
+double plan_activations(const core::Config& model, tensor::DType dtype, const TrainConfig& config,
+                        bool recompute);
 // Of the rank that needs most, where there are several.
 // The model needs no values yet. Throws usage when even recomputation does not hold the budget.
 MemoryPlan plan_memory(core::Model& model, const TrainConfig& config, int ranks = 1);
