@@ -132,6 +132,14 @@ Socket new_socket(const addrinfo& a) {
     return Socket(socket(a.ai_family, a.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a.ai_protocol));
 }
 
+// 300 or 0.5.
+std::string in_words(double seconds) {
+    std::string text = std::to_string(seconds);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.ends_with('.')) text.pop_back();
+    return text;
+}
+
 std::string peer_of(int socket) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
@@ -213,8 +221,8 @@ void gather_ranks(std::span<const std::byte> bytes, int size, int port, const st
             for (int r = 1; r < size; ++r)
                 if (std::ranges::none_of(guests, [&](const Guest& g) { return g.rank == r; }))
                     missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-            fail("rank 0 of " + std::to_string(size) + " waited " + std::to_string(int(seconds)) +
-                 " s at " + where + "; not there: rank " + missing +
+            fail("rank 0 of " + std::to_string(size) + " waited " + in_words(seconds) + " s at " +
+                 where + "; not there: rank " + missing +
                  (refused.empty() ? "" : "; refused: " + refused));
         }
         std::vector<pollfd> wanted;
@@ -332,7 +340,7 @@ void exchange_over_tcp(std::span<std::byte> bytes, int rank, int size, const std
         if (trouble.empty()) return;
         if (Clock::now() + kRetry >= deadline)
             fail("rank " + std::to_string(rank) + " of " + std::to_string(size) + " waited " +
-                 std::to_string(int(seconds)) + " s for rank 0 at " + where + ": " + trouble);
+                 in_words(seconds) + " s for rank 0 at " + where + ": " + trouble);
         std::this_thread::sleep_for(kRetry);
     }
 }

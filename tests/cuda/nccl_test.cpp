@@ -445,7 +445,7 @@ TEST_P(Nccl, Barrier) {
     NEEDS(GetParam());
     EXPECT_TRUE(all_fine(run_ranks("barriers", GetParam())));
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, Nccl, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Ranks, Nccl, testing::Values(1, 2, 3, 4));
 
 class NcclFailures : public Nccl {};
 
