@@ -41,6 +41,16 @@ std::string joined(const std::vector<std::string>& names) {
     return text.empty() ? "none" : text;
 }
 
+// A line for each GPU that is seen, numbered where there are several, or why there is none.
+std::vector<std::string> gpus() {
+    const std::vector<tensor::CudaDevice> devices = tensor::cuda_devices();
+    if (devices.size() < 2) return {tensor::cuda_device().description};
+    std::vector<std::string> lines;
+    for (const tensor::CudaDevice& device : devices)
+        lines.push_back(std::to_string(device.number) + ": " + device.description);
+    return lines;
+}
+
 struct Info {
     explicit Info(CLI::App& app) {
         machine.declare(settings);
@@ -59,8 +69,8 @@ struct Info {
         console.line("fbt " + facts.version);
         console.line("devices    " + joined(tensor::device_names()));
         if (tensor::device_names().back() != "ref")
-            console.line(tensor::device_names().back() + std::string(7, ' ') +
-                         tensor::cuda_device().description);
+            for (const std::string& gpu : gpus())
+                console.line(tensor::device_names().back() + std::string(7, ' ') + gpu);
         const std::string mpi = dist::mpi_version(), nccl = dist::nccl_version();
         console.line("ranks over " + joined([&] {
                          std::vector<std::string> names;
@@ -77,6 +87,7 @@ struct Info {
         console.result({{"version", facts.version},
                         {"devices", tensor::device_names()},
                         {"cuda", tensor::cuda_device().description},
+                        {"gpus", gpus()},
                         {"mpi", mpi},
                         {"nccl", nccl},
                         {"threads", context.threads()},

@@ -533,7 +533,8 @@ int Train::train(Job& job, Console& console, const StopSignals& stop) {
                             ", but there are sequences of " + std::to_string(longest) +
                             " tokens; raise it, or lower the " +
                             (corpus->is_text() ? "--context" : "--length"));
-        context.emplace(machine_.device, job.launch().threads(machine_.threads));
+        context.emplace(machine_.device, job.launch().threads(machine_.threads),
+                        job.launch().local_rank);
         model.emplace(*context, model_, dtype);
         plan = engine::plan_memory(*model, train_, job.size());
         context->arena()->set_plan(engine::to_string(plan));

@@ -1,4 +1,6 @@
 // Elementwise ops on the GPU, bound by memory: a thread moves 16 bytes of an array at a time.
+#include <type_traits>
+
 #include "kernels/elementwise.h"
 #include "kernels/vector.cuh"
 
@@ -17,6 +19,13 @@ __global__ void __launch_bounds__(kElementThreads)
 #pragma unroll
     for (int j = 0; j < kPack<T>; ++j) sum.set(j, T(left[j] + right[j]));
     store_pack(y + i, sum, count, whole);
+}
+
+// y += x, for what other ranks send: no other kernel computes in double.
+__global__ void __launch_bounds__(kElementThreads)
+    add_doubles(double* y, const double* x, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += x[i];
 }
 
 // y = T(x)
@@ -80,7 +89,13 @@ Status add(T* y, const T* a, const T* b, int64_t n, Stream s) {
 template <class T>
 Status add_accum(T* y, const T* x, int64_t n, Stream s) {
     if (n < 0) return {Code::bad_argument, "add_accum needs n >= 0"};
-    return add(y, y, x, n, s);
+    if constexpr (std::is_same_v<T, double>) {
+        if (n == 0) return {};
+        return launch_blocks(add_doubles, ceil_div(n, kElementThreads), kElementThreads, 0, s, y, x,
+                             n);
+    } else {
+        return add(y, y, x, n, s);
+    }
 }
 
 template <class T, class A>
@@ -134,5 +149,6 @@ Status split_columns(T* a, T* b, const T* y, int64_t N, int64_t Da, int64_t Db, 
     template Status split_columns<T>(T*, T*, const T*, int64_t, int64_t, int64_t, Stream);
 FBT_INSTANTIATE(float)
 FBT_INSTANTIATE(bf16)
+template Status add_accum<double>(double*, const double*, int64_t, Stream);
 
 }  // namespace fbt::kernels::cuda

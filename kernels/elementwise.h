@@ -7,7 +7,8 @@ namespace fbt::kernels {
 // Dtypes of all: T = float, cpu and cuda also bf16 (added in float, rounded once), ref also double.
 // Errors: bad_argument where a size is out of the range that Needs gives.
 
-// y[i] += x[i]. Shapes [n] T.      Needs  n >= 0.      Moves  3*n*sizeof(T) bytes
+// y[i] += x[i]. Shapes [n] T; on cuda also double.      Needs  n >= 0.
+// Moves  3*n*sizeof(T) bytes
 FBT_OP(template <class T> Status add_accum(T* y, const T* x, int64_t n, Stream s);)
 
 // y[i] = a[i] + b[i]. Shapes [n] T.      Alias  y may be a or b.      Needs  n >= 0.

@@ -153,7 +153,7 @@ std::vector<std::string> device_names() {
     return names;
 }
 
-Context::Context(const std::string& name, int threads) : name_(name) {
+Context::Context(const std::string& name, int threads, [[maybe_unused]] int device) : name_(name) {
     threads_ = threads > 0 ? threads : omp_get_num_procs();
     if (name == "cpu" || name == "ref") {
         backend_ = name == "cpu" ? Backend::cpu : Backend::ref;
@@ -163,7 +163,8 @@ Context::Context(const std::string& name, int threads) : name_(name) {
 #ifdef FBT_CUDA
     if (name == device_names().back()) {
         backend_ = Backend::cuda;
-        arena_ = std::make_shared<Arena>(make_cuda_memory());
+        arena_ = std::make_shared<Arena>(make_cuda_memory(device));
+        device_ = cuda_device(device).number;
         return;
     }
 #endif
@@ -203,7 +204,8 @@ void Context::set_fast_matmul(bool on) {
 }
 
 #ifndef FBT_CUDA
-CudaDevice cuda_device() { return {false, "this build has no CUDA"}; }
+CudaDevice cuda_device(int) { return {false, "this build has no CUDA"}; }
+std::vector<CudaDevice> cuda_devices() { return {}; }
 #endif
 
 kernels::Stream Context::stream() const { return {arena_->memory().stream(), threads_}; }

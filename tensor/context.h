@@ -62,15 +62,18 @@ class Memory {
 };
 std::unique_ptr<Memory> make_host_memory();
 #ifdef FBT_CUDA
-std::unique_ptr<Memory> make_cuda_memory();  // throws usage where there is no GPU
+std::unique_ptr<Memory> make_cuda_memory(int index);  // throws usage where there is no such GPU
 #endif
 
-// The GPU that a context would use, or why there is none.
+// The GPU that a context of this index would use, or why there is none. A process that sees one GPU
+// alone, as srun --gpus-per-task=1 arranges it, uses that one whatever the index.
 struct CudaDevice {
     bool usable;
     std::string description;
+    int number = 0;  // CUDA's, among those that the process sees
 };
-CudaDevice cuda_device();
+CudaDevice cuda_device(int index = 0);
+std::vector<CudaDevice> cuda_devices();  // all that the process sees
 
 // What a block of memory is for; blocks of one use are not reused for the other.
 enum class Use { work, inbox };
@@ -120,13 +123,16 @@ class Context {
   public:
     // name: cpu, ref, cuda or simt (the last two where this build has them).
     // threads: OpenMP threads of host kernels; 0 means as many as the machine has.
-    // Errors  usage for a name that this build does not have, or without a GPU.
-    explicit Context(const std::string& name, int threads = 0);
+    // device: which GPU, for cuda: the rank of this process among those on its machine. It is then
+    // the calling thread's, in CUDA's sense; only that thread may use the context.
+    // Errors  usage for a name that this build does not have, or without such a GPU.
+    explicit Context(const std::string& name, int threads = 0, int device = 0);
 
     const std::string& name() const { return name_; }
     Backend backend() const { return backend_; }
     kernels::Stream stream() const;
     int threads() const { return threads_; }
+    int device() const { return device_; }  // CUDA's number of the GPU
     const std::shared_ptr<Arena>& arena() const { return arena_; }
     // New tensors lie in `arena` from now on; returns the one before.
     std::shared_ptr<Arena> use(std::shared_ptr<Arena> arena);
@@ -141,7 +147,7 @@ class Context {
   private:
     std::string name_;
     Backend backend_;
-    int threads_;
+    int threads_, device_ = 0;
     std::shared_ptr<kernels::cuda::MatmulFast> fast_;  // made when first wanted
     bool fast_on_ = false;
     std::shared_ptr<Arena> arena_;

@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tensor/context.h"
 
@@ -108,11 +110,16 @@ class Staging {
     size_t turn_ = 0;
 };
 
+// Streams, events and memory belong to the device that is the thread's when they are made.
+struct Selected {
+    explicit Selected(int device) { check(cudaSetDevice(device), "use the device"); }
+};
+
 class CudaMemory : public Memory {
   public:
-    CudaMemory() {
+    explicit CudaMemory(int device) : device_(device), selected_(device) {
         cudaMemPool_t pool;
-        check(cudaDeviceGetDefaultMemPool(&pool, 0), "get the memory pool");
+        check(cudaDeviceGetDefaultMemPool(&pool, device_), "get the memory pool");
         uint64_t keep = UINT64_MAX;  // what the arena gives back is soon wanted again
         check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
               "set the memory pool up");
@@ -134,7 +141,7 @@ class CudaMemory : public Memory {
     void trim() override {
         cudaMemPool_t pool;
         synchronize();
-        check(cudaDeviceGetDefaultMemPool(&pool, 0), "get the memory pool");
+        check(cudaDeviceGetDefaultMemPool(&pool, device_), "get the memory pool");
         check(cudaMemPoolTrimTo(pool, 0), "trim the memory pool");
     }
 
@@ -248,6 +255,8 @@ class CudaMemory : public Memory {
         }
     }
 
+    int device_;
+    Selected selected_;  // before all that follows
     Stream compute_, copies_;
     Event reached_;
     Staging staging_;
@@ -259,42 +268,71 @@ class CudaMemory : public Memory {
 
 }  // namespace
 
-std::unique_ptr<Memory> make_cuda_memory() {
-    const CudaDevice device = cuda_device();
+std::unique_ptr<Memory> make_cuda_memory(int index) {
+    const CudaDevice device = cuda_device(index);
     if (!device.usable)
         throw Error(ErrorKind::usage,
                     "no CUDA device: " + device.description + "; use --device cpu");
-    return std::make_unique<CudaMemory>();
+    return std::make_unique<CudaMemory>(device.number);
 }
 
-CudaDevice cuda_device() {
+namespace {
+
+// How many the process sees, and if none, why.
+std::pair<int, std::string> count_devices() {
     int devices = 0;  // stays 0 where there is no driver: the call then leaves it untouched
     const cudaError_t e = cudaGetDeviceCount(&devices);
-    if (e != cudaSuccess || devices == 0) {
-        (void)cudaGetLastError();
-        return {false, e == cudaSuccess || e == cudaErrorNoDevice ? "no GPU"
-                       : e == cudaErrorInsufficientDriver
-                           ? "no NVIDIA driver, or one too old for this CUDA"
-                           : cudaGetErrorString(e)};
-    }
+    if (e == cudaSuccess && devices > 0) return {devices, ""};
+    (void)cudaGetLastError();
+    return {0, e == cudaSuccess || e == cudaErrorNoDevice ? "no GPU"
+               : e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one too old for this CUDA"
+                                                  : cudaGetErrorString(e)};
+}
+
+CudaDevice describe(int number) {
     cudaDeviceProp p{};
     int driver = 0;
-    check(cudaGetDeviceProperties(&p, 0), "ask for the device's properties");
+    check(cudaGetDeviceProperties(&p, number), "ask for the device's properties");
     check(cudaDriverGetVersion(&driver), "ask for the driver's version");
     const auto version = [](int major, int minor) {
         return std::to_string(major) + "." + std::to_string(minor);
     };
     const auto kib = [](size_t bytes) { return std::to_string(bytes >> 10) + " KB"; };
     if (p.sharedMemPerBlockOptin < kSharedBytes)
-        return {false, std::string(p.name) + " has " + kib(p.sharedMemPerBlockOptin) +
-                           " of shared memory a block, needed " + kib(kSharedBytes) +
-                           " (A100, H100, H200 and their successors)"};
+        return {false,
+                std::string(p.name) + " has " + kib(p.sharedMemPerBlockOptin) +
+                    " of shared memory a block, needed " + kib(kSharedBytes) +
+                    " (A100, H100, H200 and their successors)",
+                number};
     if (p.major < 8)
-        return {false, std::string(p.name) + " has compute capability " +
-                           version(p.major, p.minor) + ", needed 8.0 or newer"};
-    return {true, std::string(p.name) + ", compute capability " + version(p.major, p.minor) + ", " +
-                      std::to_string(p.totalGlobalMem >> 20) + " MiB, driver for CUDA " +
-                      version(driver / 1000, driver % 1000 / 10)};
+        return {false,
+                std::string(p.name) + " has compute capability " + version(p.major, p.minor) +
+                    ", needed 8.0 or newer",
+                number};
+    return {true,
+            std::string(p.name) + ", compute capability " + version(p.major, p.minor) + ", " +
+                std::to_string(p.totalGlobalMem >> 20) + " MiB, driver for CUDA " +
+                version(driver / 1000, driver % 1000 / 10),
+            number};
+}
+
+}  // namespace
+
+CudaDevice cuda_device(int index) {
+    const auto [devices, why_none] = count_devices();
+    if (devices == 0) return {false, why_none};
+    if (devices == 1) index = 0;
+    if (index < 0 || index >= devices)
+        return {false, "local rank " + std::to_string(index) + " needs " +
+                           std::to_string(index + 1) + " GPUs, " + std::to_string(devices) +
+                           " are visible"};
+    return describe(index);
+}
+
+std::vector<CudaDevice> cuda_devices() {
+    std::vector<CudaDevice> all;
+    for (int i = 0; i < count_devices().first; ++i) all.push_back(describe(i));
+    return all;
 }
 
 }  // namespace fbt::tensor

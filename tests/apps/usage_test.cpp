@@ -44,6 +44,9 @@ TEST(Usage, JsonIsAloneOnStdout) {
     EXPECT_EQ(info["devices"][0], "cpu");
     const std::string bf16 = info["cpu_bf16"];
     EXPECT_EQ(bf16, kernels::cpu::dot_kernels().front().name);
+    ASSERT_GE(info["gpus"].size(), 1u) << "or why there is none";
+    const std::string first = info["gpus"][0], cuda = info["cuda"];
+    EXPECT_TRUE(first == cuda || first == "0: " + cuda) << first;
     EXPECT_NE(fbt({"info"}).out.find("bf16 uses  " + bf16 + "\n"), std::string::npos);
     const Workplace w;
     const Result train = fbt(w.train("run", {"--steps", "2", "--json"}));

@@ -31,6 +31,19 @@ void expect_sums() {
                 EXPECT_TRUE(same_bits(got->host(), want)) << n << " skip " << skip;
         }
 }
+TEST_P(Elementwise, AddsDoubles) {
+    for (const int64_t n : kSizes) {
+        const auto a = normal<double>(n, 1), b = normal<double>(n, 2);
+        std::vector<double> want;
+        for (int64_t i = 0; i < n; ++i) want.push_back(a[i] / 3 + b[i] / 7);
+        std::vector<double> third = a, seventh = b;
+        for (double& x : third) x /= 3;
+        for (double& x : seventh) x /= 7;
+        DeviceArray<double> sum(third), more(seventh);
+        ASSERT_TRUE(ok(cuda::add_accum(sum.data(), more.data(), n, {})));
+        EXPECT_TRUE(same_bits(sum.host(), want)) << n;
+    }
+}
 TEST_P(Elementwise, Adds) {
     expect_sums<float>();
     expect_sums<bf16>();

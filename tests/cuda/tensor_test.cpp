@@ -212,6 +212,36 @@ TEST_F(CudaTensors, TwoContextsEndInAnyOrder) {
     device->synchronize();
 }
 
+#ifdef FBT_SIMT
+TEST_F(CudaTensors, OneOfSeveralDevices) {
+    EXPECT_EQ(Context(kDevice, 1, 3).device(), 0) << "the only one serves every local rank";
+    EXPECT_EQ(tensor::cuda_devices().size(), 1u);
+    simt::set_device_count(2);
+    EXPECT_EQ(tensor::cuda_devices().size(), 2u);
+    {
+        Context second(kDevice, 1, 1);
+        int current = -1;
+        EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+        EXPECT_EQ(current, 1);
+        EXPECT_EQ(second.device(), 1);
+        const Tensor x = random(second, {64}, 1);
+        EXPECT_TRUE(same_bits(x.to_vector<float>(), normal<float>(64, 1)));
+    }
+    try {
+        Context fourth(kDevice, 1, 3);
+        ADD_FAILURE() << "nothing was thrown";
+    } catch (const tensor::Error& e) {
+        EXPECT_EQ(e.kind(), tensor::ErrorKind::usage);
+        EXPECT_NE(std::string(e.what()).find("local rank 3 needs 4 GPUs, 2 are visible"),
+                  std::string::npos)
+            << e.what();
+    }
+    EXPECT_FALSE(tensor::cuda_device(-1).usable);
+    EXPECT_EQ(Context(kDevice).device(), 0);  // and the thread's, again
+    simt::set_device_count(1);
+}
+#endif
+
 TEST_F(CudaTensors, OutOfMemoryTellsThePlan) {
     device->arena()->set_plan("everything 3 MiB");
     try {

@@ -32,6 +32,11 @@ Pool pool;
 std::map<const void*, size_t> pooled;  // sizes of the pool's allocations
 std::map<const char*, size_t> pinned;  // host memory that the device may read late
 
+int device_count = 1;
+thread_local int current_device = 0;
+
+bool is_device(int device) { return device >= 0 && device < device_count; }
+
 bool is_pinned(const void* p, size_t bytes) {
     const char* address = static_cast<const char*>(p);
     const auto after = pinned.upper_bound(address);
@@ -114,17 +119,22 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 // ---- the device ----
 
+void fbt::simt::set_device_count(int count) { device_count = count; }
+
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
+    *count = device_count;
     return cudaSuccess;
 }
 
+// Waits for nobody: a thread may choose its device while another runs work.
 cudaError_t cudaSetDevice(int device) {
-    return call([&] { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; });
+    if (!is_device(device)) return call([] { return cudaErrorInvalidDevice; });
+    current_device = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
 
@@ -141,7 +151,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 // An H100's limits, with the host's memory.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     return call([&] {
-        if (device != 0) return cudaErrorInvalidDevice;
+        if (!is_device(device)) return cudaErrorInvalidDevice;
         *properties = cudaDeviceProp{};
         std::snprintf(properties->name, sizeof properties->name, "emulated device");
         properties->totalGlobalMem = memory_use().limit;
@@ -167,7 +177,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) return call([] { return cudaErrorInvalidDevice; });
+    if (!is_device(device)) return call([] { return cudaErrorInvalidDevice; });
     cudaDeviceProp p;
     if (const cudaError_t error = cudaGetDeviceProperties(&p, 0)) return error;
     return call([&] {
@@ -417,7 +427,7 @@ cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* handle, int device) {
     return call([&] {
-        if (device != 0) return cudaErrorInvalidDevice;
+        if (!is_device(device)) return cudaErrorInvalidDevice;
         *handle = reinterpret_cast<cudaMemPool_t>(&pool);
         return cudaSuccess;
     });

@@ -39,6 +39,9 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 // How much memory the device has; 0 stands for as much as the host.
 void set_memory_limit(size_t bytes);
 
+// How many devices are seen, at first one; they differ in their numbers alone.
+void set_device_count(int count);
+
 // The place in a kernel where a barrier or warp operation stands.
 struct Where {
     const char* file;

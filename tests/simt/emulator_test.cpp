@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 
 #include "kernels/gpu.h"
 #include "tests/compare.h"
@@ -253,6 +254,20 @@ TEST(EmulatedRuntime, OneDeviceNamedSimt) {
     EXPECT_GT(free_bytes, 0u);
     EXPECT_LE(free_bytes, total_bytes);
     EXPECT_EQ(total_bytes, properties.totalGlobalMem);
+}
+
+TEST(EmulatedRuntime, SeveralDevices) {
+    fbt::simt::set_device_count(2);
+    int device = -1;
+    EXPECT_EQ(cudaSetDevice(1), cudaSuccess);
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 1);
+    std::thread([&] { EXPECT_EQ(cudaGetDevice(&device), cudaSuccess); }).join();
+    EXPECT_EQ(device, 0) << "a thread begins with the first";
+    EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    fbt::simt::set_device_count(1);
 }
 
 TEST(EmulatedRuntime, WhatAKernelMayUse) {

@@ -1,5 +1,7 @@
 // The emulated runtime: CUDA's rules about order, memory and capture as they are, and host code
 // with seeded bugs, each of which must be caught.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
@@ -157,6 +159,33 @@ TEST_F(Runtime, AskingInALoopEnds) {
     while (cudaStreamQuery(a) == cudaErrorNotReady) ASSERT_LT(++asked, 10);
     EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
     EXPECT_EQ(x.host(), Ints(8, 2));
+}
+
+// As a watchdog does: it may not run the work, nor be held up by who does.
+TEST_F(Runtime, AnotherThreadOnlyLooks) {
+    DeviceArray<int> x(zeros);
+    std::atomic<bool> running = false, seen = false;
+    run(fill, x.data(), 7, a);
+    EXPECT_EQ(simt::enqueue(a,
+                            [&] {
+                                running = true;
+                                while (!seen) std::this_thread::yield();
+                            }),
+              cudaSuccess);
+    EXPECT_EQ(cudaEventRecord(event, a), cudaSuccess);
+    std::thread watchdog([&] {
+        EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+        for (int i = 0; i < 10; ++i) EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+        EXPECT_FALSE(running);
+        while (!running) std::this_thread::yield();
+        EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+        EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+        seen = true;
+        while (cudaEventQuery(event) != cudaSuccess) std::this_thread::yield();
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+    watchdog.join();
 }
 
 TEST_F(Runtime, ElapsedTime) {

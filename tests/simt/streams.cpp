@@ -1,6 +1,7 @@
 #include "tests/simt/streams.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +25,7 @@ using SharedTask = std::shared_ptr<const Task>;
 struct Node {
     SharedTask task;  // null where there is only order to keep
     std::vector<std::shared_ptr<Node>> after;
-    bool done = false;
+    std::atomic<bool> done = false;
     Clock::time_point finished{};
 };
 using NodePtr = std::shared_ptr<Node>;
@@ -58,6 +59,7 @@ struct Event {
     NodePtr node;                      // what the last record waits for; null before the first
     std::shared_ptr<Capture> capture;  // instead, when it was recorded in one
     size_t captured = kNone;
+    std::thread::id recorded_by{};
 };
 
 struct Graph {
@@ -70,6 +72,8 @@ struct GraphExec {
 
 struct Runtime {
     std::recursive_mutex mutex;
+    // Events, and what they hold, change under this lock too: for threads that ask while work runs.
+    std::mutex events_mutex;
     Schedule schedule;
     std::mt19937_64 random;
     std::vector<Stream*> streams;  // in order of creation, the default stream first
@@ -515,6 +519,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
     return call([&] {
         Event* made = new Event{!(flags & cudaEventDisableTiming), nullptr, nullptr};
+        const std::lock_guard lock(runtime().events_mutex);
         runtime().events.insert(made);
         *event = reinterpret_cast<cudaEvent_t>(made);
         return cudaSuccess;
@@ -527,6 +532,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
     return freeing_call([&] {
         Event* event = find<Event>(runtime().events, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
+        const std::lock_guard lock(runtime().events_mutex);
         runtime().events.erase(event);
         delete event;
         return cudaSuccess;
@@ -539,6 +545,8 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
         Event* event = find<Event>(runtime().events, handle);
         if (!stream || !event) return cudaErrorInvalidResourceHandle;
         if (const cudaError_t error = check_usable(*stream)) return error;
+        const std::lock_guard lock(runtime().events_mutex);
+        event->recorded_by = std::this_thread::get_id();
         event->capture = stream->capture;
         event->captured = stream->last_captured;
         event->node = nullptr;
@@ -559,7 +567,15 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     });
 }
 
+// Another thread than the one that recorded the event only looks: it neither runs the work nor
+// waits while that runs.
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
+    {
+        const std::lock_guard lock(runtime().events_mutex);
+        const Event* event = find<Event>(runtime().events, handle);
+        if (event && event->node && event->recorded_by != std::this_thread::get_id())
+            return event->node->done ? cudaSuccess : cudaErrorNotReady;
+    }
     return call([&] {
         Event* event = find<Event>(runtime().events, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
