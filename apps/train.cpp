@@ -475,8 +475,7 @@ int Train::plan(Console& console) {
                     "--plan needs the size of the vocabulary: --vocab-size, --data or --task");
     if (model_.vocab_size == 0) take_vocabulary(Corpus(data_, task_));
     model_.validate();
-    return scale_.run(console, model_, machine_.dtype, train_, longest(),
-                      train_.zero);
+    return scale_.run(console, model_, machine_.dtype, train_, longest(), train_.zero);
 }
 
 int Train::run() {

@@ -115,9 +115,8 @@ StepPlan plan_step(core::Model& model, const TrainConfig& config, int length,
         if (p.role() != nn::Role::gain) matrices += size;
     }
     const bool shared = strategy.zero > 0;
-    const double owned = strategy.even && shared
-                             ? numbers / R
-                             : double(most_owned(model.parameters(), R, shared));
+    const double owned =
+        strategy.even && shared ? numbers / R : double(most_owned(model.parameters(), R, shared));
     const double buckets = (L + strategy.bucket - 1) / strategy.bucket;
     const double embedding = double(c.vocab_size) * c.dim, bucket = (numbers - embedding) / buckets;
 
