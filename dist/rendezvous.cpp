@@ -277,9 +277,7 @@ void gather_ranks(std::span<const std::byte> bytes, int size, int port, const st
 std::string ask(std::span<std::byte> bytes, int rank, int size, const std::string& address,
                 int port, const std::string& where, Clock::time_point deadline) {
     const Addresses found(address.c_str(), port);
-    if (found.error == EAI_NONAME)
-        fail("rank " + std::to_string(rank) + ": no host has the name of " + where);
-    if (found.error) return gai_strerror(found.error);
+    if (found.error) return gai_strerror(found.error);  // names, too, may come with the machine
     std::string trouble;
     for (const addrinfo* a = found.first; a; a = a->ai_next) {
         const Socket s = new_socket(*a);

@@ -124,7 +124,7 @@ class Context {
     // name: cpu, ref, cuda or simt (the last two where this build has them).
     // threads: OpenMP threads of host kernels; 0 means as many as the machine has.
     // device: which GPU, for cuda: the rank of this process among those on its machine. It is then
-    // the calling thread's, in CUDA's sense; only that thread may use the context.
+    // the calling thread's, in CUDA's sense; other threads begin with the first one.
     // Errors  usage for a name that this build does not have, or without such a GPU.
     explicit Context(const std::string& name, int threads = 0, int device = 0);
 

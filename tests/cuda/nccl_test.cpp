@@ -261,6 +261,14 @@ void leaves_early(const Rank& r) {
     if (r.rank == 1) r.comm.end_all(5);
 }
 
+// Rank 1 does something else than the others. NCCL itself does not tell.
+void one_disagrees(const Rank& r) {
+    const Tensor x = r.tensor({1, 2, 3});
+    r.comm.wait(r.rank == 1 ? r.comm.broadcast(x, 1) : r.comm.all_reduce(x));
+    (void)x.to_vector<float>();
+    r.comm.barrier();
+}
+
 void nothing(const Rank&) {}
 
 struct Part {
@@ -276,6 +284,7 @@ const std::map<std::string, Part> kParts = {
     {"one_is_killed", {one_is_killed, false, 2}},
     {"slow_but_alive", {slow_but_alive, true, 1}},
     {"leaves_early", {leaves_early, false}},
+    {"one_disagrees", {one_disagrees, false}},
     {"one_never_starts", {nothing, true, 1}},
 };
 
@@ -477,6 +486,16 @@ TEST_P(NcclFailures, ARankThatIsKilled) {
         EXPECT_TRUE(r == 1 ? ends_with(ranks[1], -SIGKILL, "")
                            : ends_with(ranks[size_t(r)], 5, message));
 }
+#ifdef FBT_SIMT
+TEST_P(NcclFailures, ARankThatDisagrees) {
+    NEEDS(GetParam());
+    const std::vector<Ended> ranks =
+        run_ranks("one_disagrees", GetParam(), false, 0, milliseconds(30000));
+    EXPECT_TRUE(ends_with(ranks[0], 5,
+                          "NCCL: all_reduce of 3 f32: invalid usage (rank 1 called something "
+                          "else)"));
+}
+#endif
 TEST_P(NcclFailures, ARankThatNeverStarts) {
     NEEDS(GetParam());
     const std::vector<Ended> ranks =

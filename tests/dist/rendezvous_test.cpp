@@ -146,20 +146,20 @@ TEST(Rendezvous, ManyRanks) {
 
 TEST(Rendezvous, StrangersDoNotMatter) {
     const int port = free_port();
-    Job job(3);
-    for (int r : {0, 1}) job.start(r, [=] { return meet(r, 3, port, 20); });
+    Job job(4);
+    for (int r : {0, 1}) job.start(r, [=] { return meet(r, 4, port, 20); });
     Stranger mute(port), wrong(port), brief(port), chatty(port);
     EXPECT_TRUE(wrong.say("GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
     EXPECT_TRUE(brief.say("fbthel"));
-    EXPECT_TRUE(chatty.say(std::string("fbthello\0\0\0\2\0\0\0\3and more", 24)));
+    EXPECT_TRUE(chatty.say(std::string("fbthello\0\0\0\2\0\0\0\4and more", 24)));
     EXPECT_EQ(wrong.hears(), "");
     EXPECT_EQ(chatty.hears(), "");
     { Stranger gone(port); }
-    {  // a rank that goes may come again
+    {  // a rank that goes may come again, until all are there
         Stranger first(port);
-        EXPECT_TRUE(first.say(std::string("fbthello\0\0\0\2\0\0\0\3", 16)));
+        EXPECT_TRUE(first.say(std::string("fbthello\0\0\0\2\0\0\0\4", 16)));
     }
-    job.start(2, [=] { return meet(2, 3, port, 20); });
+    for (int r : {2, 3}) job.start(r, [=] { return meet(r, 4, port, 20); });
     job.end();
     for (const Met& met : job.met) EXPECT_EQ(met.bytes, "0-data") << met.error;
 }
@@ -264,7 +264,8 @@ TEST(Rendezvous, PortInUse) {
 }
 
 TEST(Rendezvous, AddressesThatCannotBe) {
-    EXPECT_TRUE(has(meet(1, 2, 29500, 1, "no-such-host.invalid"), {"no-such-host.invalid:29500"}));
+    EXPECT_TRUE(has(meet(1, 2, 29500, 1, "no-such-host.invalid"),
+                    {"rank 1 of 2 waited 1 s for rank 0 at no-such-host.invalid:29500: ", "ame"}));
     EXPECT_TRUE(has(meet(1, 2, 70000, 1), {"127.0.0.1:70000", "ports 1 to 65535"}));
     EXPECT_TRUE(has(meet(1, 2, 0, 1, "::1"), {"[::1]:0"}));
     EXPECT_TRUE(has(meet(2, 2, 29500, 1), {"rank 2 of 2", "127.0.0.1:29500"}));
