@@ -125,7 +125,7 @@ StepPlan plan_step(core::Model& model, const TrainConfig& config, int length,
                  a = double(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
     plan.state = a * (strategy.zero > 1 ? owned : numbers)  // gradient
                  + 3 * a * owned                            // value, moments
-                 + (owned < numbers ? t * numbers : 0)      // new values on their way
+                 + (owned < numbers ? t * embedding : 0)    // the table, where it is not owned
                  + 2 * t * matrices;                        // packed both ways
     TrainConfig share = config;
     const int64_t most = (plan.sequences + groups - 1) / groups;

@@ -151,11 +151,14 @@ MemoryPlan plan_memory(core::Model& model, const TrainConfig& config, int ranks)
     plan.activations = activations(false);
     plan.recomputed = activations(true);
     const int64_t master = int64_t(tensor::size_of(tensor::accumulate_dtype(model.dtype())));
-    // Every gradient; values and moments of what is updated here; new values on their way.
+    // Every gradient; values and moments of what is updated here; elsewhere the embedding's table.
+    // New values on their way are gone before the activations are many.
     const int64_t count = model.parameters().count(),
                   most = most_owned(model.parameters(), ranks, config.zero > 0);
     plan.parameters = master * (count + 3 * most);
-    if (most < count) plan.parameters += int64_t(tensor::size_of(model.dtype())) * count;
+    if (most < count)
+        plan.parameters += int64_t(tensor::size_of(model.dtype())) * model.config().vocab_size *
+                           model.config().dim;
     const int64_t budget = config.memory_budget;
     const auto too_much = [&](int64_t activations) {
         return budget > 0 && activations > budget - plan.parameters;

@@ -69,9 +69,10 @@ TEST(Scale, EqualsNumbersWorkedOutByHand) {
     expect_near(plan.communication, 2 * embedding + 2 * block + 2 * 102);
     expect_near(plan.exposed, plan.communication);  // a single block has nothing beside it
     EXPECT_EQ(plan.sent, (4 + 4) * 172 * 3 / 4);
-    // Largest first, the parts get 20+12+8+4, 16+16+4+4+4, 16+12+8+4+2 and 16+12+8+4+2.
-    EXPECT_EQ(plan.state, 4 * 172 + 12 * 44 + 8 * 144);
-    EXPECT_EQ(plan.update, 32 * 44 + 4 * 172 + 12 * 144);
+    // Largest first, the parts get 20+12+8, 16+16, 16+12+8 and 16+12+8; all 28 gains are
+    // everybody's. Of the embedding all but its owner have a table.
+    EXPECT_EQ(plan.state, 4 * 172 + 12 * (40 + 28) + 4 * 20 + 8 * 144);
+    EXPECT_EQ(plan.update, 32 * 68 + 4 * 172 + 12 * 144);
     const double alone = 8 * 2304 + 36 * 172 + 12 * 144;
     expect_near(plan.efficiency, alone / (4 * plan.seconds()));
 
@@ -82,13 +83,13 @@ TEST(Scale, EqualsNumbersWorkedOutByHand) {
     expect_near(everywhere.communication, 2 * embedding + 2 * block);  // every rank has the norm
 
     const StepPlan two = plan_step(model, train, 3, kSlow, 4, {.zero = 2, .even = true});
-    EXPECT_EQ(two.state, 16 * 43 + 8 * 144);
+    EXPECT_EQ(two.state, 16 * 43 + 4 * 20 + 8 * 144);
 
     Model narrow(context, tiny(), DType::bf16);
     EXPECT_EQ(plan_step(narrow, train, 3, kSlow, 4).sent, (4 + 2) * 172 * 3 / 4);
     EXPECT_EQ(plan_step(narrow, train, 3, kSlow, 4, {.gradient_bytes = 2}).sent,
               (2 + 2) * 172 * 3 / 4);
-    EXPECT_EQ(plan_step(narrow, train, 3, kSlow, 4).state, 4 * 172 + 12 * 44 + 4 * 144);
+    EXPECT_EQ(plan_step(narrow, train, 3, kSlow, 4).state, 4 * 172 + 12 * 68 + 2 * 20 + 4 * 144);
 }
 
 // Inside a node 1 step and half of the bytes, across 1 step and half of that half.
