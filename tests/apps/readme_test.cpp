@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "tests/data/files.h"
+#include "tests/dist/launch.h"
 
 namespace fbt::tests {
 namespace {
@@ -22,9 +23,20 @@ TEST(Readme, EveryCommandWorks) {
     std::ifstream readme(FBT_SOURCE_DIR "/README.md");
     int commands = 0;
     for (std::string line; std::getline(readme, line);) {
-        if (!line.starts_with("    build/fbt ") && !line.starts_with("    printf ")) continue;
+        const bool mpi = line.starts_with("    mpirun ");
+        if (!line.starts_with("    build/fbt ") && !line.starts_with("    printf ") && !mpi)
+            continue;
         ++commands;
-        if (line.starts_with("    build/fbt train ")) line += " --steps 6";
+        if (line.find("build/fbt train ") != line.npos) line += " --steps 6";
+        if (mpi) {
+            if (!no_mpirun().empty()) continue;
+            // As root, on any number of cores; and see Launch.
+            line =
+                "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                "OMPI_MCA_rmaps_base_oversubscribe=1 "
+                "ASAN_OPTIONS=\"$ASAN_OPTIONS:fast_unwind_on_malloc=0\"; " +
+                line;
+        }
         const std::string command = "cd '" + place + "' && (" + line + ") >out.txt 2>&1";
         EXPECT_EQ(std::system(command.c_str()), 0) << line << "\n" << get(place + "/out.txt");
     }
