@@ -1,6 +1,7 @@
 // Communicators of many processes. MPI: host memory, whatever started the processes. NCCL: a GPU a
 // process. Both are there when the build found them.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -26,6 +27,9 @@ struct Options {
     double seconds = 300;  // that a collective may wait for the other ranks
     Fail fail;
 };
+// What one rank of these waits in seconds. Of several that wait for the same one the lowest gives
+// up first and speaks for all, and the launcher needs a moment to end the others.
+inline double patience(double seconds, int rank) { return seconds + 1.5 * std::min(rank, 2); }
 
 // The ranks that mpirun or srun started; without either, a job of one. Sums are made in the order
 // of the ranks, so that the same number of ranks gives the same bits, and an element the same ones

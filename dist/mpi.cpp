@@ -216,11 +216,22 @@ void check_summable(const char* op, const Tensor& x) {
                     std::string("mpi: ") + op + ": f32 or f64 expected, got " + name_of(x.dtype()));
 }
 
+// The largest piece, which some rank receives from all others at once.
+void check_pieces(const char* op, const Counts& counts) {
+    const int64_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+    if (most * int64_t(counts.size()) > INT_MAX)
+        throw Error(ErrorKind::internal,
+                    std::string("mpi: ") + op + ": a piece of " + std::to_string(most) +
+                        " elements from " + std::to_string(counts.size()) + " ranks, at most " +
+                        std::to_string(INT_MAX) + " come in at once: cut the tensor");
+}
+
 Communicator::Ticket Mpi::all_reduce(const Tensor& x) {
     check_movable("all_reduce", x);
     check_summable("all_reduce", x);
     Counts counts(size_, int(x.numel() / size_));
     for (int r = 0; r < x.numel() % size_; ++r) ++counts[r];
+    check_pieces("all_reduce", counts);
     return post(described("all_reduce", x), [this, x, counts] {
         sum_pieces(x, counts);
         gather_pieces(x, counts);
@@ -230,6 +241,7 @@ Communicator::Ticket Mpi::all_reduce(const Tensor& x) {
 Communicator::Ticket Mpi::reduce_scatter(const Tensor& x, const std::vector<int64_t>& pieces) {
     const Counts counts = checked("reduce_scatter", x, pieces);
     check_summable("reduce_scatter", x);
+    check_pieces("reduce_scatter", counts);
     return post(described("reduce_scatter", x), [this, x, counts] { sum_pieces(x, counts); });
 }
 
@@ -418,8 +430,6 @@ void Mpi::complete(MPI_Request request) {
     }
 }
 
-// Of several ranks that wait for the same one, the first to give up speaks for all: the launcher
-// ends the others.
 void Mpi::watch() {
     const auto seconds = [](double s) {
         return std::chrono::duration_cast<Clock::duration>(
@@ -427,7 +437,7 @@ void Mpi::watch() {
     };
     std::unique_lock lock(mutex_);
     while (!ended_) {
-        const auto limit = seconds(options_.seconds + 0.1 * std::min(rank_, 20));
+        const auto limit = seconds(patience(options_.seconds, rank_));
         const auto now = Clock::now();
         const auto end = since_.value_or(now) + limit;
         if (now >= end) {

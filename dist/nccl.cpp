@@ -83,8 +83,8 @@ class Nccl final : public Communicator {
         : context_(context), reproducible_(reproducible), options_(std::move(options)) {
         rank_ = rank;
         size_ = size;
-        limit_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
-            options_.seconds + 0.1 * std::min(rank, 20)));  // one rank's message comes first
+        limit_ = std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(patience(options_.seconds, rank)));
         if (context.backend() != tensor::Backend::cuda)
             throw Error(ErrorKind::internal, "NCCL is for --device cuda, not " + context.name());
         one_ = Tensor::zeros(context, {1}, DType::f32);
