@@ -238,7 +238,7 @@ TEST(Ranks, SomeHaveNoSequenceAndTasksWorkToo) {
         train(3, name + "3", sequences);
         EXPECT_LE(distance(w / (name + "1"), w / (name + "3")), 1e-10);
         const json row = json::parse(metrics_of(w / (name + "3")).front());
-        if (sequences == 1) EXPECT_EQ(row["spread"], 2) << "one of three ranks does all the work";
+        EXPECT_EQ(row["spread"] == 2, sequences == 1) << "one of three ranks does all the work";
     }
     EXPECT_GT(distance(w / "task1-1", w / "task6-1"), 0.01) << "the comparison can fail";
     // Text, with fewer sequences than ranks as well.
