@@ -451,6 +451,7 @@ void Train::check_alike(Job& job, int64_t step) const {
     std::string text;
     for (const Setting& setting : settings_.all())
         if (!setting.section.empty() && !setting.derived) text += setting.text() + '\n';
+    text += std::to_string(end());
     const double mine[] = {double(step),
                            double(tensor::hash(tensor::bytes_of(text)) >> 12)};  // exact in double
     std::vector<double> first(2, 0);
@@ -481,12 +482,22 @@ int Train::plan(Console& console) {
 int Train::run() {
     const StopSignals stop;
     const Launch launch = Launch::from_environment();
-    settings_.take_flags();  // which preset, which run
+    std::optional<Error> wrong;  // every rank finds it out, one says it
+    try {
+        settings_.take_flags();  // which preset, which run
+        scale_.check(settings_);
+    } catch (const Error& e) {
+        wrong = e;
+    }
     Console console(machine_.json, launch.rank > 0);
-    scale_.check(settings_);
-    if (scale_.asked) return plan(console);
+    if (scale_.asked && !wrong) return plan(console);
     Job job(launch, comm_timeout_);
-    return job.run([&] { return train(job, console, stop); });
+    return job.run([&] {
+        job.together([&] {
+            if (wrong) throw *wrong;
+        });
+        return train(job, console, stop);
+    });
 }
 
 int Train::train(Job& job, Console& console, const StopSignals& stop) {

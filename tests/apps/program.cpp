@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -137,6 +139,20 @@ Arguments Workplace::train(const std::string& run, const Arguments& more) const 
 void Workplace::train_20(const std::string& run) const {
     const Result result = fbt(train(run, {"--steps", "20"}));
     ASSERT_EQ(result.code, 0) << result.err;
+}
+
+SmallDisk::SmallDisk(const std::string& path) : path_(path) {
+    std::filesystem::create_directories(path);
+    mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, "size=600k") == 0;
+    reason_ = std::strerror(errno);
+}
+
+SmallDisk::~SmallDisk() {
+    if (mounted_) umount(path_.c_str());
+}
+
+bool SmallDisk::enlarge() {
+    return mount("tmpfs", path_.c_str(), "tmpfs", MS_REMOUNT, "size=9m") == 0;
 }
 
 std::vector<std::string> metrics_of(const std::string& run) {

@@ -59,6 +59,21 @@ class Workplace {
     TemporaryFolder folder_;
 };
 
+// A folder in memory with little room, where the system lets us mount one.
+class SmallDisk {
+  public:
+    explicit SmallDisk(const std::string& path);
+    SmallDisk(const SmallDisk&) = delete;
+    ~SmallDisk();
+    bool mounted() const { return mounted_; }
+    const std::string& reason() const { return reason_; }
+    bool enlarge();
+
+  private:
+    std::string path_, reason_;
+    bool mounted_;
+};
+
 // The rows of RUN/metrics.jsonl without "ms", which no two runs share.
 std::vector<std::string> metrics_of(const std::string& run);
 

@@ -1,10 +1,8 @@
 // fbt train: resuming, stopping, killing and full disks change no bit of what comes out.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mount.h>
 
 #include <chrono>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -198,27 +196,6 @@ TEST(Train, KilledAtAnyMomentGoesOnToTheSameBits) {
         EXPECT_FALSE(entry.path().filename().string().starts_with(".step"))
             << entry.path() << " was left behind";
 }
-
-// A folder in memory with little room, where the system lets us mount one.
-class SmallDisk {
-  public:
-    explicit SmallDisk(const std::string& path) : path_(path) {
-        fs::create_directories(path);
-        mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, "size=600k") == 0;
-        reason_ = std::strerror(errno);
-    }
-    SmallDisk(const SmallDisk&) = delete;
-    ~SmallDisk() {
-        if (mounted_) umount(path_.c_str());
-    }
-    bool mounted() const { return mounted_; }
-    const std::string& reason() const { return reason_; }
-    bool enlarge() { return mount("tmpfs", path_.c_str(), "tmpfs", MS_REMOUNT, "size=9m") == 0; }
-
-  private:
-    std::string path_, reason_;
-    bool mounted_;
-};
 
 TEST(Train, FullDiskLosesNothing) {
     const Workplace w;

@@ -1,0 +1,557 @@
+// fbt train by several processes: what a run computes does not depend on how many there are, and
+// whatever happens to one of them, all end and nothing is lost.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "apps/job.h"
+#include "dist/dist.h"
+#include "tests/apps/program.h"
+#include "tests/dist/launch.h"
+
+namespace fbt::tests {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+#define NEEDS_MPIRUN()                                                              \
+    do {                                                                            \
+        if (dist::mpi_version().empty()) GTEST_SKIP() << "this build has no MPI";   \
+        if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why; \
+    } while (false)
+
+constexpr double kLong = 300;  // seconds that nothing here takes
+
+Arguments command(const Arguments& arguments) { return Arguments{FBT_BINARY} + arguments; }
+
+// `fbt ARGUMENT...` by so many ranks.
+Launched fbt(int ranks, const Arguments& arguments) {
+    Launch launch(mpirun(ranks, {}, command(arguments)));
+    return finished(launch, kLong);
+}
+
+Arguments resume(const std::string& run) { return {"train", "--out", run, "--resume"}; }
+
+// Lines that begin so. mpirun adds its own, and everybody's standard output and error are one file.
+std::vector<std::string> lines(const std::string& text, const std::string& beginning) {
+    std::vector<std::string> found;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+        if (line.starts_with(beginning)) found.push_back(line);
+    return found;
+}
+
+// Passes when the job failed with this code, and one rank said why, with all the words.
+testing::AssertionResult refused(const Launched& end, int code,
+                                 std::initializer_list<const char*> words) {
+    if (end.code != code)
+        return testing::AssertionFailure() << "exit code " << end.code << ":\n" << end.out;
+    const std::vector<std::string> said = lines(end.out, "fbt: ");
+    if (said.size() != 1)
+        return testing::AssertionFailure() << said.size() << " lines `fbt: ...`:\n" << end.out;
+    for (const char* word : words)
+        if (said[0].find(word) == std::string::npos)
+            return testing::AssertionFailure() << "no \"" << word << "\" in: " << said[0];
+    return testing::AssertionSuccess() << said[0];
+}
+
+// The processes that are ranks of a training into this run, by their rank.
+std::map<int, pid_t> processes_of(const std::string& run) {
+    std::map<int, pid_t> found;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+        const std::string name = entry.path().filename();
+        if (!std::isdigit(static_cast<unsigned char>(name[0]))) continue;
+        const std::string zero(1, '\0'), key = zero + "OMPI_COMM_WORLD_RANK=";
+        const std::string words = get(entry.path().string() + "/cmdline");
+        if (!words.starts_with(FBT_BINARY + zero) || words.find(zero + run + zero) == words.npos)
+            continue;
+        const std::string variables = get(entry.path().string() + "/environ");
+        const size_t at = variables.find(key);
+        if (at != variables.npos)
+            found[std::stoi(variables.substr(at + key.size()))] = std::stoi(name);
+    }
+    return found;
+}
+
+bool all_gone(const std::string& run) {
+    return eventually([&] { return processes_of(run).empty(); });
+}
+
+size_t rows_in(const std::string& run) { return lines(get(run + "/metrics.jsonl"), "{").size(); }
+
+bool has_checkpoint(const std::string& run) {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(run, none))
+        if (entry.path().filename().string().starts_with("step_")) return true;
+    return false;
+}
+
+// The largest difference of the losses, and of the norms, of two runs that did the same steps.
+double distance(const std::string& a, const std::string& b) {
+    const double never = std::numeric_limits<double>::infinity();
+    const auto x = metrics_of(a), y = metrics_of(b);
+    if (x.empty() || x.size() != y.size()) return never;
+    double most = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+        const json p = json::parse(x[i]), q = json::parse(y[i]);
+        if (p.at("step") != q.at("step")) return never;
+        for (const auto& [key, value] : p.items()) {
+            if (!key.starts_with("loss/") && !key.starts_with("val/") && key != "norm") continue;
+            if (!q.contains(key) || !value.is_number() || !q[key].is_number()) return never;
+            most = std::max(most, std::abs(value.get<double>() - q[key].get<double>()));
+        }
+    }
+    return most;
+}
+
+const Arguments kReference = {"--device", "ref", "--dtype", "f64"};
+
+// Ranks add the same terms in another order. What that does to a run is what rounding does to it:
+// bounded by f32's own distance from f64, which rounds 2^29 times finer.
+TEST(Ranks, LossesDoNotDependOnTheirNumber) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    const Arguments steps = {"--steps", "50", "--eval-every", "25"};
+    for (int n : {1, 2, 4}) {
+        for (const bool exact : {false, true}) {
+            const std::string run = (exact ? "f64-" : "f32-") + std::to_string(n);
+            const Launched end =
+                fbt(n, w.train(run, steps + (exact ? kReference : Arguments{"--json"})));
+            ASSERT_EQ(end.code, 0) << end.out;
+            EXPECT_EQ(lines(end.out, "{").size(), exact ? 0u : 1u) << "one JSON document";
+            EXPECT_EQ(lines(end.out, "model ").size(), 1u) << end.out;
+            EXPECT_EQ(lines(end.out, "step 7/50 ").size(), 1u) << end.out;
+            EXPECT_EQ(lines(end.out, "step ").size(), 52u) << "50 steps and 2 evaluations";
+            EXPECT_EQ(lines(end.out, "saved ").size(), 1u) << end.out;
+            for (const std::string& row : metrics_of(w / run)) {
+                const json numbers = json::parse(row);
+                if (!numbers.contains("loss/total")) continue;
+                EXPECT_EQ(numbers["ranks"], n);
+                EXPECT_EQ(numbers.contains("spread"), n > 1);
+            }
+        }
+    }
+    // 2 ranks, then 4, then 1.
+    ASSERT_EQ(fbt(2, w.train("parts", steps + Arguments{"--stop-after", "10"})).code, 0);
+    ASSERT_EQ(fbt(4, resume(w / "parts") + Arguments{"--stop-after", "25"}).code, 0);
+    ASSERT_EQ(fbt(1, resume(w / "parts")).code, 0);
+    std::vector<int> ranks;
+    for (const std::string& row : metrics_of(w / "parts"))
+        if (const json numbers = json::parse(row); numbers.contains("ranks"))
+            ranks.push_back(numbers["ranks"]);
+    EXPECT_EQ(ranks[9], 2);
+    EXPECT_EQ(ranks[10], 4);
+    EXPECT_EQ(ranks[25], 1);
+
+    const double rounding = distance(w / "f32-1", w / "f64-1");
+    RecordProperty("rounding", std::to_string(rounding));
+    ASSERT_GT(rounding, 0);
+    ASSERT_LT(rounding, 5e-3) << "8 * 5e-3 * 2^-29 < 1e-10";
+    for (const char* run : {"f32-2", "f32-4", "parts"}) {
+        const double d = distance(w / "f32-1", w / run);
+        EXPECT_LE(d, 8 * rounding) << run;
+        EXPECT_GT(d, 0) << run << ": nothing was shared out";
+    }
+    EXPECT_LE(distance(w / "f64-1", w / "f64-2"), 1e-10);
+    EXPECT_LE(distance(w / "f64-1", w / "f64-4"), 1e-10);
+}
+
+TEST(Ranks, RunsRepeatBitForBit) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    for (const char* dtype : {"f32", "bf16"}) {
+        const auto train = [&](const std::string& name, const Arguments& more = {}) {
+            const Arguments settings = {"--steps", "12", "--eval-every", "5", "--dtype", dtype};
+            const Launched end = fbt(2, w.train(name + dtype, settings + more));
+            EXPECT_EQ(end.code, 0) << end.out;
+            return w / (name + dtype);
+        };
+        const std::string whole = train("whole");
+        EXPECT_TRUE(same_run(whole, train("again"), 12));
+        EXPECT_TRUE(same_run(whole, train("zero0", {"--zero", "0"}), 12));
+        EXPECT_EQ(get(whole + "/step_00000012/config.json"),
+                  get(w / ("again" + std::string(dtype)) + "/step_00000012/config.json"));
+        const std::string parts = train("parts", {"--stop-after", "7"});
+        EXPECT_EQ(fbt(2, resume(parts)).code, 0);
+        EXPECT_TRUE(same_run(whole, parts, 12));
+    }
+    const auto five = fbt(5, w.train("five", {"--steps", "12", "--eval-every", "5"}));
+    ASSERT_EQ(five.code, 0) << five.out;
+    EXPECT_FALSE(same_run(w / "wholef32", w / "five", 12)) << "the comparison can fail";
+}
+
+// At a rate that changes nothing the models stay the same to the last bit. Every row of an
+// evaluation is then the same, and its sums in double differ by their order.
+TEST(Ranks, EvaluationsAreSharedOut) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    for (const Arguments& arithmetic : {Arguments{}, kReference}) {
+        std::map<int, std::string> said;
+        for (int n : {1, 2, 4}) {
+            const std::string run = std::to_string(arithmetic.size()) + "-" + std::to_string(n);
+            Arguments frozen = w.train(
+                run, Arguments{"--steps", "1", "--eval-sequences", "13", "--weight-decay", "0"} +
+                         arithmetic);
+            *(std::find(frozen.begin(), frozen.end(), "--learning-rate") + 1) = "1e-30";
+            const Launched end = fbt(n, frozen);
+            ASSERT_EQ(end.code, 0) << end.out;
+            const auto found = lines(end.out, "step 1/1 | validation");
+            ASSERT_EQ(found.size(), 1u) << end.out;
+            EXPECT_NE(found[0].find("bits/byte"), std::string::npos) << found[0];
+            said[n] = found[0];
+            const json row = json::parse(metrics_of(w / run).back());
+            const json alone =
+                json::parse(metrics_of(w / (std::to_string(arithmetic.size()) + "-1")).back());
+            int compared = 0;
+            for (const auto& [key, value] : alone.items())
+                if (key.starts_with("val/")) {
+                    EXPECT_NEAR(row.at(key).get<double>(), value.get<double>(), 1e-12) << key;
+                    ++compared;
+                }
+            EXPECT_EQ(compared, 5);
+        }
+        EXPECT_EQ(said[2], said[1]);
+        EXPECT_EQ(said[4], said[1]);
+    }
+}
+
+TEST(Ranks, SomeHaveNoSequenceAndTasksWorkToo) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    const auto train = [&](int n, const std::string& run, int sequences) {
+        const Launched end =
+            fbt(n, Arguments{"train", "--preset", "parity", "--length", "5,9", "--dim", "16",
+                             "--steps", "8", "--eval-sequences", "7", "--tokens-per-step",
+                             std::to_string(9 * sequences), "--out", w / run, "--threads", "1"} +
+                       kReference);
+        EXPECT_EQ(end.code, 0) << end.out;
+    };
+    for (int sequences : {1, 6}) {
+        const std::string name = "task" + std::to_string(sequences) + "-";
+        train(1, name + "1", sequences);
+        train(3, name + "3", sequences);
+        EXPECT_LE(distance(w / (name + "1"), w / (name + "3")), 1e-10);
+        const json row = json::parse(metrics_of(w / (name + "3")).front());
+        EXPECT_EQ(row["spread"] == 2, sequences == 1) << "one of three ranks does all the work";
+    }
+    EXPECT_GT(distance(w / "task1-1", w / "task6-1"), 0.01) << "the comparison can fail";
+    // Text, with fewer sequences than ranks as well.
+    Arguments few = w.train("few1", Arguments{"--steps", "8"} + kReference);
+    *(std::find(few.begin(), few.end(), "--tokens-per-step") + 1) = "24";
+    ASSERT_EQ(fbt(1, few).code, 0);
+    *(std::find(few.begin(), few.end(), "--out") + 1) = w / "few4";
+    const Launched end = fbt(4, few);
+    ASSERT_EQ(end.code, 0) << end.out;
+    EXPECT_LE(distance(w / "few1", w / "few4"), 1e-10);
+}
+
+// Trains without end into `run` until a checkpoint is there.
+const Arguments kEndless = {"--steps", "1000000", "--save-every", "5", "--log-every", "1000"};
+constexpr double kLimit = 3, kGrace = 20;  // beyond it: the launcher's, and a slow machine's
+const Arguments kPatience = {"--comm-timeout", "3"};
+
+// Passes when the newest checkpoint goes on for some steps, by one rank or more.
+testing::AssertionResult goes_on(const std::string& run, int ranks) {
+    int newest = 0;
+    for (const auto& entry : fs::directory_iterator(run))
+        if (const std::string name = entry.path().filename(); name.starts_with("step_"))
+            newest = std::max(newest, std::stoi(name.substr(5)));
+    const int end = newest + 3;
+    const Launched more = fbt(ranks, resume(run) + Arguments{"--stop-after", std::to_string(end)});
+    if (more.code != 0) return testing::AssertionFailure() << more.code << ": " << more.out;
+    const json last = json::parse(metrics_of(run).back());
+    if (last.at("step") != end || int(rows_in(run)) != end)
+        return testing::AssertionFailure() << "not " << end << " steps: " << last.dump();
+    return testing::AssertionSuccess();
+}
+
+TEST(RanksTrouble, ARankThatIsKilledEndsAllAndLosesNothing) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    for (int victim : {0, 1}) {
+        const std::string run = w / ("run" + std::to_string(victim));
+        Launch launch(
+            mpirun(2, {}, command(w.train("run" + std::to_string(victim), kEndless + kPatience))));
+        ASSERT_TRUE(eventually([&] { return has_checkpoint(run); })) << launch.out();
+        const std::map<int, pid_t> ranks = processes_of(run);
+        ASSERT_EQ(ranks.size(), 2u);
+        kill(ranks.at(victim), SIGKILL);
+        const Launched end = finished(launch, kLimit + kGrace);
+        EXPECT_GT(end.code, 0) << end.out;
+        EXPECT_NE(end.out.find("rank " + std::to_string(victim)), std::string::npos)
+            << "the launcher says who: " << end.out;
+        EXPECT_TRUE(all_gone(run));
+        EXPECT_TRUE(goes_on(run, 2));
+    }
+}
+
+TEST(RanksTrouble, ARankThatIsStoppedEndsAll) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    Launch launch(mpirun(2, {}, command(w.train("run", kEndless + kPatience))));
+    ASSERT_TRUE(eventually([&] { return has_checkpoint(w / "run"); })) << launch.out();
+    const std::map<int, pid_t> ranks = processes_of(w / "run");
+    ASSERT_EQ(ranks.size(), 2u);
+    kill(ranks.at(1), SIGSTOP);
+    const Launched end = finished(launch, kLimit + kGrace);
+    EXPECT_TRUE(refused(end, 5, {"rank 0 of 2: ", "waited 3 s", "--comm-timeout"}));
+    EXPECT_TRUE(end.out.find("reduce") != end.out.npos || end.out.find("gather") != end.out.npos ||
+                end.out.find("broadcast") != end.out.npos)
+        << "which op: " << end.out;
+    EXPECT_TRUE(all_gone(w / "run"));
+    EXPECT_TRUE(goes_on(w / "run", 1));
+}
+
+TEST(RanksTrouble, ACutCableEndsAllAndLosesNothing) {
+    NEEDS_MPIRUN();
+    TwoMachines machines;
+    if (!machines.trouble().empty()) GTEST_SKIP() << machines.trouble();
+    const Workplace w;
+    Launch launch(machines.on_a(
+        mpirun(2, machines.options(2), command(w.train("run", kEndless + kPatience)))));
+    ASSERT_TRUE(eventually([&] { return has_checkpoint(w / "run"); })) << launch.out();
+    ASSERT_EQ(processes_of(w / "run").size(), 2u);
+    machines.cut();
+    const double start = launch.seconds();
+    EXPECT_TRUE(all_gone(w / "run"));
+    EXPECT_LT(launch.seconds() - start, kLimit + kGrace);
+    // What the rank on the other machine says cannot come across.
+    const auto said = lines(launch.out(), "fbt: ");
+    ASSERT_EQ(said.size(), 1u) << launch.out();
+    EXPECT_TRUE(said[0].starts_with("fbt: rank 0 of 2: ")) << said[0];
+    EXPECT_NE(said[0].find("waited 3 s"), std::string::npos) << said[0];
+    launch.signal(SIGKILL);  // the launcher itself, which cannot tell its other half to end
+    EXPECT_TRUE(goes_on(w / "run", 1));
+}
+
+TEST(RanksTrouble, ASignalToOneIsASignalToAll) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    struct Case {
+        const char* name;
+        int number, to;  // a rank, or the launcher
+    };
+    for (const Case& c : {Case{"launcher", SIGUSR1, -1}, Case{"first", SIGTERM, 0},
+                          Case{"second", SIGTERM, 1}, Case{"last", SIGUSR1, 2}}) {
+        const std::string run = w / c.name;
+        Launch launch(mpirun(3, {},
+                             command(w.train(c.name, {"--steps", "1000000", "--save-every", "0",
+                                                      "--log-every", "1000"}))));
+        ASSERT_TRUE(eventually([&] { return rows_in(run) > 3; })) << launch.out();
+        if (c.to < 0)
+            launch.signal(c.number);
+        else
+            kill(processes_of(run).at(c.to), c.number);
+        const Launched end = finished(launch, kGrace);
+        EXPECT_EQ(end.code, 75) << c.name << ": " << end.out;
+        EXPECT_EQ(lines(end.out, "stopped by a signal; saved ").size(), 1u) << end.out;
+        EXPECT_EQ(lines(end.out, "fbt: ").size(), 0u) << end.out;
+        EXPECT_TRUE(all_gone(run));
+        EXPECT_TRUE(goes_on(run, c.to < 0 ? 3 : 2)) << c.name;
+    }
+}
+
+TEST(RanksTrouble, WrongSettingsAreSaidOnce) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    const auto train = [&](const Arguments& more) {
+        return fbt(2, w.train("run", Arguments{"--steps", "2"} + more));
+    };
+    EXPECT_TRUE(refused(train({"--preset", "nothing"}), 2, {"--preset", "nothing"}));
+    EXPECT_TRUE(refused(train({"--zero", "2"}), 2, {"zero", "2"}));
+    EXPECT_TRUE(refused(train({"--steps-per-step", "2"}), 2, {"--steps-per-step"}));
+    EXPECT_TRUE(refused(train({"--data", w / "nowhere"}), 4, {"nowhere"}));
+    put(w / "file", "");
+    EXPECT_TRUE(refused(fbt(2, w.train("file", {"--steps", "2"})), 5, {"folder", "file"}));
+    EXPECT_TRUE(refused(fbt(2, {"train", "--steps", "2"}), 2, {"--out"}));
+    EXPECT_FALSE(fs::exists(w / "run"));
+    ASSERT_EQ(train({}).code, 0);
+    EXPECT_TRUE(refused(train({}), 2, {"step_00000002", "--resume"}));
+    Arguments wild = w.train("wild", {"--steps", "30", "--max-skipped", "2", "--clip-norm", "0"});
+    *(std::find(wild.begin(), wild.end(), "--learning-rate") + 1) = "1e30";
+    EXPECT_TRUE(refused(fbt(2, wild), 3, {"diverged", "2 steps in a row"}));
+}
+
+TEST(RanksTrouble, RanksOfDifferentCommandsAreRefused) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    const auto both = [&](const Arguments& first, const Arguments& second) {
+        Launch launch(mpirun(1, {}, command(w.train("run", first))) +
+                      Arguments{":", "-n", "1", "--oversubscribe", "--bind-to", "none"} +
+                      command(w.train("run", second)));
+        return finished(launch, kLong);
+    };
+    const Arguments steps = {"--steps", "6"};
+    EXPECT_TRUE(refused(both(steps, steps + Arguments{"--jitter", "0.01"}), 2,
+                        {"rank 1: ", "other settings"}));
+    EXPECT_TRUE(refused(both(steps + Arguments{"--stop-after", "3"}, steps), 2,
+                        {"rank 1: ", "other settings"}));
+    EXPECT_TRUE(refused(both(steps, Arguments{"--steps", "0"}), 2, {"rank 1: ", "steps", "0"}));
+    EXPECT_FALSE(fs::exists(w / "run"));
+    // Rank 1 sees another folder, in which a run is further.
+    ASSERT_EQ(fbt(1, w.train("elsewhere", steps + Arguments{"--stop-after", "2"})).code, 0);
+    ASSERT_EQ(fbt(1, w.train("run", steps + Arguments{"--stop-after", "1"})).code, 0);
+    const std::string out = w / "elsewhere";
+    EXPECT_TRUE(refused(
+        both(steps + Arguments{"--resume"}, steps + Arguments{"--resume", "--out", out.c_str()}), 4,
+        {"rank 1: ", "step 2", "step 1"}));
+}
+
+TEST(RanksTrouble, FullDiskEndsAllAndLosesNothing) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    SmallDisk disk(w / "disk");
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here: " << disk.reason();
+    const Arguments settings = {"--steps", "30", "--save-every", "1", "--keep-last", "40"};
+    EXPECT_TRUE(refused(fbt(2, w.train("disk/run", settings)), 5, {"No space left", "disk/run"}));
+    ASSERT_TRUE(disk.enlarge());
+    ASSERT_EQ(fbt(2, resume(w / "disk/run")).code, 0);
+    ASSERT_EQ(fbt(2, w.train("whole", settings)).code, 0);
+    EXPECT_TRUE(same_run(w / "whole", w / "disk/run", 30));
+}
+
+TEST(RanksTrouble, MetricsThatCannotBeWrittenEndAll) {
+    NEEDS_MPIRUN();
+    const Workplace w;
+    SmallDisk disk(w / "disk");
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here: " << disk.reason();
+    put(w / "disk/most", std::string(fs::space(w / "disk").available - 16384, 'x'));
+    const Launched end = fbt(2, w.train("disk/run", {"--steps", "100000", "--save-every", "0"}));
+    EXPECT_TRUE(refused(end, 5, {"No space left", "metrics.jsonl"}));
+    EXPECT_FALSE(has_checkpoint(w / "disk/run")) << "there was no room for one";
+}
+
+// Without a launcher that this build knows, on a CPU.
+TEST(RanksAlone, VariablesWithoutMpiAreExplained) {
+    const Workplace w;
+    const auto with = [&](const Arguments& variables) {
+        Launch launch(Arguments{"env"} + variables + command(w.train("run", {"--steps", "1"})));
+        return finished(launch, kLong);
+    };
+    EXPECT_TRUE(refused(with({"WORLD_SIZE=2", "RANK=0"}), 2, {"2 ranks", "mpirun -n 2"}));
+    EXPECT_TRUE(refused(with({"WORLD_SIZE=x", "RANK=0"}), 2, {"WORLD_SIZE", "\"x\""}));
+    EXPECT_TRUE(refused(with({"WORLD_SIZE=2"}), 2, {"RANK", "missing"}));
+    EXPECT_TRUE(refused(with({"WORLD_SIZE=2", "RANK=2"}), 2, {"rank 2 of 2"}));
+    EXPECT_FALSE(fs::exists(w / "run"));
+    EXPECT_EQ(with({"WORLD_SIZE=1", "RANK=0"}).code, 0);
+}
+
+apps::Launch launch_of(const std::map<std::string, std::string>& environment) {
+    return apps::Launch::from([&](const char* name) -> const char* {
+        const auto found = environment.find(name);
+        return found == environment.end() ? nullptr : found->second.c_str();
+    });
+}
+
+TEST(LaunchFrom, EveryLauncher) {
+    using By = apps::Launch::By;
+    const auto is = [](const apps::Launch& x, By by, int rank, int size, int local_rank,
+                       int local_size) {
+        return x.by == by && x.rank == rank && x.size == size && x.local_rank == local_rank &&
+               x.local_size == local_size;
+    };
+    EXPECT_TRUE(is(launch_of({}), By::nobody, 0, 1, 0, 1));
+    const std::map<std::string, std::string> open_mpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                                                         {"OMPI_COMM_WORLD_SIZE", "8"},
+                                                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+    EXPECT_TRUE(is(launch_of(open_mpi), By::mpi, 5, 8, 1, 4));
+    EXPECT_TRUE(is(launch_of({{"PMI_RANK", "2"},
+                              {"PMI_SIZE", "3"},
+                              {"MPI_LOCALRANKID", "1"},
+                              {"MPI_LOCALNRANKS", "2"}}),
+                   By::mpi, 2, 3, 1, 2));
+    EXPECT_TRUE(is(launch_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"SLURM_LOCALID", "1"}}),
+                   By::mpi, 2, 3, 1, 1));
+    const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "6"},
+                                                      {"SLURM_STEP_NUM_TASKS", "7"},
+                                                      {"SLURM_LOCALID", "2"},
+                                                      {"SLURM_STEP_NODELIST", "node[03-07,9],x"}};
+    EXPECT_TRUE(is(launch_of(slurm), By::slurm, 6, 7, 2, 1));
+    auto pmix = slurm;
+    pmix["PMIX_RANK"] = "6";
+    EXPECT_TRUE(is(launch_of(pmix), By::mpi, 6, 7, 2, 1));
+    const std::map<std::string, std::string> variables = {
+        {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
+    EXPECT_TRUE(is(launch_of(variables), By::variables, 3, 4, 1, 2));
+    // mpirun and torchrun work inside of Slurm's jobs, too.
+    for (auto inner : {open_mpi, variables}) {
+        const apps::Launch expected = launch_of(inner);
+        inner.insert(slurm.begin(), slurm.end());
+        EXPECT_TRUE(is(launch_of(inner), expected.by, expected.rank, expected.size,
+                       expected.local_rank, expected.local_size));
+    }
+    // A job of one needs nobody.
+    EXPECT_TRUE(is(launch_of({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}),
+                   By::nobody, 0, 1, 0, 1));
+    EXPECT_TRUE(is(launch_of({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), By::nobody, 0,
+                   1, 0, 1));
+}
+
+TEST(LaunchFrom, WhereRankZeroIs) {
+    const auto address = [](const std::string& nodes) {
+        return launch_of({{"SLURM_PROCID", "0"},
+                          {"SLURM_STEP_NUM_TASKS", "2"},
+                          {"SLURM_STEP_NODELIST", nodes}})
+            .address;
+    };
+    EXPECT_EQ(address("node[03-07,9],x"), "node03");
+    EXPECT_EQ(address("node[12,14-15]"), "node12");
+    EXPECT_EQ(address("node[3]"), "node3");
+    EXPECT_EQ(address("a,b"), "a");
+    EXPECT_EQ(address("a,b[1-2]"), "a");
+    EXPECT_EQ(address("gpu1"), "gpu1");
+    EXPECT_EQ(address("gpu-1.site"), "gpu-1.site");
+    EXPECT_EQ(address("r[1-2]-ib"), "r1-ib");
+    EXPECT_EQ(address("r[1-2]-ib,s"), "r1-ib");
+    const apps::Launch plain = launch_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    EXPECT_EQ(plain.address, "");
+    EXPECT_EQ(plain.port, 29500);
+    const apps::Launch named = launch_of({{"RANK", "0"},
+                                          {"WORLD_SIZE", "2"},
+                                          {"MASTER_ADDR", "head"},
+                                          {"MASTER_PORT", "7"},
+                                          {"SLURM_STEP_NODELIST", "node[1-2]"}});
+    EXPECT_EQ(named.address, "head");
+    EXPECT_EQ(named.port, 7);
+}
+
+TEST(LaunchFrom, NumbersAreChecked) {
+    const auto refuses = [](std::initializer_list<const char*> words,
+                            const std::map<std::string, std::string>& environment) {
+        return throws(tensor::ErrorKind::usage, words, [&] { launch_of(environment); });
+    };
+    for (const char* wrong : {"", "x", "2x", " 2", "2.0", "-1", "0", "99999999999999"})
+        EXPECT_TRUE(refuses({"WORLD_SIZE", wrong}, {{"RANK", "0"}, {"WORLD_SIZE", wrong}}));
+    EXPECT_TRUE(refuses({"RANK", "missing"}, {{"WORLD_SIZE", "2"}}));
+    EXPECT_TRUE(refuses({"OMPI_COMM_WORLD_RANK", "missing"}, {{"OMPI_COMM_WORLD_SIZE", "2"}}));
+    EXPECT_TRUE(refuses({"PMI_RANK", "\"\""}, {{"PMI_SIZE", "2"}, {"PMI_RANK", ""}}));
+    EXPECT_TRUE(refuses({"SLURM_PROCID", "missing"}, {{"SLURM_STEP_NUM_TASKS", "2"}}));
+    EXPECT_TRUE(
+        refuses({"LOCAL_RANK", "-1"}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "-1"}}));
+    EXPECT_TRUE(
+        refuses({"MASTER_PORT", "0"}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "0"}}));
+    EXPECT_TRUE(refuses({"rank 2 of 2"}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}}));
+}
+
+TEST(LaunchFrom, ThreadsAreAPartOfTheMachine) {
+    apps::Launch launch;
+    EXPECT_EQ(launch.threads(0), 0) << "alone: all";
+    EXPECT_EQ(launch.threads(3), 3);
+    launch.local_size = 1 << 20;
+    EXPECT_EQ(launch.threads(0), 1) << "one at least";
+    EXPECT_EQ(launch.threads(3), 3) << "what is asked for";
+    launch.local_size = 2;
+    const int cores = int(sysconf(_SC_NPROCESSORS_ONLN));
+    EXPECT_LE(launch.threads(0), std::max(1, cores / 2));
+    EXPECT_GE(launch.threads(0), 1);
+}
+
+}  // namespace
+}  // namespace fbt::tests
