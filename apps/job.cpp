@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
+#include <sstream>
 #include <system_error>
 
 #include "apps/command.h"
@@ -29,6 +31,13 @@ class Agreed : public Error {
   public:
     using Error::Error;
 };
+
+std::vector<std::string> split(const std::string& text) {
+    std::vector<std::string> parts;
+    std::istringstream in(text);
+    for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+    return parts;
+}
 
 // "node[03-07,9],other" -> node03
 std::string first_host(const std::string& list) {
@@ -59,36 +68,56 @@ Launch Launch::from(const std::function<const char*(const char*)>& get) {
                                               std::to_string(least) + " on");
         return value;
     };
+    // "2(x3),1": tasks of each node, the last number as often as it says
+    const auto tasks_here = [&] {
+        const char* text = get("SLURM_STEP_TASKS_PER_NODE");
+        const int node = number("SLURM_NODEID", 0, 0);
+        int at = 0, tasks = 1;
+        for (const std::string& part : split(text ? text : "")) {
+            int times = 1;
+            tasks = 1;
+            if (std::sscanf(part.c_str(), "%d(x%d)", &tasks, &times) < 1) return 1;
+            at += times;
+            if (node < at) break;
+        }
+        return std::max(1, tasks);
+    };
+    const auto slurm_places = [&](Launch& l) {
+        l.local_rank = number("SLURM_LOCALID", 0, l.local_rank);
+        l.local_size = tasks_here();
+        l.cores = number("SLURM_CPUS_PER_TASK", 1, 0);
+    };
+    const bool in_step = get("SLURM_STEP_NUM_TASKS");
     Launch out;
-    if (get("OMPI_COMM_WORLD_SIZE")) {
+    if (number("OMPI_COMM_WORLD_SIZE", 1, 1) > 1) {
         out.by = By::mpi;
         out.rank = number("OMPI_COMM_WORLD_RANK", 0);
         out.size = number("OMPI_COMM_WORLD_SIZE", 1);
         out.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0);
         out.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, 1);
-    } else if (get("PMI_SIZE")) {
-        out.by = By::mpi;
+    } else if (number("PMI_SIZE", 1, 1) > 1) {
+        out.by = By::pmi;
         out.rank = number("PMI_RANK", 0);
         out.size = number("PMI_SIZE", 1);
-        out.local_rank = number("SLURM_LOCALID", 0, number("MPI_LOCALRANKID", 0, 0));
+        out.local_rank = number("MPI_LOCALRANKID", 0, 0);
         out.local_size = number("MPI_LOCALNRANKS", 1, 1);
-    } else if (get("WORLD_SIZE")) {
+        if (in_step) slurm_places(out);
+    } else if (number("WORLD_SIZE", 1, 1) > 1) {
         out.by = By::variables;
         out.rank = number("RANK", 0);
         out.size = number("WORLD_SIZE", 1);
         out.local_rank = number("LOCAL_RANK", 0, 0);
         out.local_size = number("LOCAL_WORLD_SIZE", 1, 1);
-    } else if (get("SLURM_STEP_NUM_TASKS")) {
+    } else if (in_step && number("SLURM_STEP_NUM_TASKS", 1) > 1) {
         out.by = get("PMIX_RANK") ? By::mpi : By::slurm;
         out.rank = number("SLURM_PROCID", 0);
         out.size = number("SLURM_STEP_NUM_TASKS", 1);
-        out.local_rank = number("SLURM_LOCALID", 0, 0);
+        slurm_places(out);
     }
     if (out.rank >= out.size)
         throw Error(ErrorKind::usage, "the environment says rank " + std::to_string(out.rank) +
                                           " of " + std::to_string(out.size) +
                                           " ranks; they count from 0");
-    if (out.size == 1) out.by = By::nobody;
     if (const char* address = get("MASTER_ADDR"))
         out.address = address;
     else if (const char* nodes = get("SLURM_STEP_NODELIST"))
@@ -102,18 +131,18 @@ Launch Launch::from_environment() {
 }
 
 int Launch::threads(int wanted) const {
-    if (wanted > 0 || local_size == 1) return wanted;
-    const int cores = int(sysconf(_SC_NPROCESSORS_ONLN));
-    return std::clamp(cores / local_size, 1, std::max(1, omp_get_num_procs()));
+    if (wanted > 0 || size == 1) return wanted;
+    const int machine = int(sysconf(_SC_NPROCESSORS_ONLN)), left = omp_get_num_procs();
+    const int mine = cores > 0 ? cores : machine / local_size;
+    return std::clamp(mine, 1, std::max(1, left));
 }
 
-Job::Job(const Launch& launch, double seconds) : launch_(launch), seconds_(seconds) {
-    if (launch_.by != Launch::By::mpi) return;
-    if (dist::mpi_version().empty())
-        throw Error(
-            ErrorKind::usage,
-            "MPI started " + std::to_string(size()) +
-                " ranks, but this build has no MPI; install libopenmpi-dev and build again");
+void Job::join() {
+    const std::string mpi = dist::mpi_version();
+    if (launch_.by == Launch::By::pmi && mpi.starts_with("Open MPI"))
+        throw Agreed(ErrorKind::usage, "the ranks were started by PMI, which " + mpi +
+                                           " does not speak; use its mpirun, or srun --mpi=pmix");
+    if ((launch_.by != Launch::By::mpi && launch_.by != Launch::By::pmi) || mpi.empty()) return;
     const std::string who = name();
     mpi_ = dist::connect_mpi({.seconds = seconds_, .fail = [who](const std::string& message) {
                                   Console(false).warn(message);
@@ -133,20 +162,29 @@ std::string Job::name() const {
     return "rank " + std::to_string(rank()) + " of " + std::to_string(size());
 }
 
+void Job::check_device(const std::string& device) const {
+    if (size() == 1) return;
+    const bool on_host = device == "cpu" || device == "ref";
+    if (on_host && dist::mpi_version().empty())
+        throw Agreed(ErrorKind::usage,
+                     "the environment has " + std::to_string(size()) +
+                         " ranks, which join over MPI on CPUs, but this build has none; install "
+                         "libopenmpi-dev and build again");
+    if (on_host && !mpi_)
+        throw Agreed(ErrorKind::usage,
+                     "the environment has " + std::to_string(size()) +
+                         " ranks without MPI, which join on GPUs only (--device cuda); on CPUs "
+                         "start them with mpirun -n " +
+                         std::to_string(size()) + ", or with srun --mpi=pmix");
+    if (!on_host && dist::nccl_version().empty())
+        throw Agreed(ErrorKind::usage,
+                     "this build has no NCCL, which several GPUs need; install it beside the CUDA "
+                     "toolkit and build again");
+}
+
 std::shared_ptr<Communicator> Job::connect(tensor::Context& context, bool reproducible) {
     if (size() == 1) return std::make_shared<Communicator>();
-    if (context.backend() != tensor::Backend::cuda) {
-        if (mpi_) return mpi_;
-        throw Error(ErrorKind::usage,
-                    "the environment has " + std::to_string(size()) +
-                        " ranks without MPI, which join on GPUs only (--device cuda); on CPUs "
-                        "start them with mpirun -n " +
-                        std::to_string(size()) + ", or with srun --mpi=pmix");
-    }
-    if (dist::nccl_version().empty())
-        throw Error(ErrorKind::usage,
-                    "this build has no NCCL, which several GPUs need; install it beside the CUDA "
-                    "toolkit and build again");
+    if (context.backend() != tensor::Backend::cuda) return mpi_;
     const auto exchange = [&](std::span<std::byte> bytes) {
         if (!mpi_) {
             if (launch_.address.empty())
@@ -239,8 +277,10 @@ int Job::run(const std::function<int()>& body) {
     } catch (const Agreed& e) {
         return agreed(e);
     } catch (const Error& e) {
-        // Whether a training diverged follows from what all ranks know.
-        if (e.kind() == ErrorKind::diverged) return agreed(e);
+        // Whether a training diverged follows from what all ranks know, and so do faults of a
+        // command before ranks talk to each other.
+        if (e.kind() == ErrorKind::diverged || (!talk_ && e.kind() == ErrorKind::usage))
+            return agreed(e);
         return alone(exit_code(e.kind()), e.what());
     } catch (const std::bad_alloc&) {
         return alone(kEnvironment, "out of memory");

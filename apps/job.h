@@ -12,17 +12,19 @@
 
 namespace fbt::apps {
 
-// What the environment says of the job.
-//   mpi        mpirun, or srun with PMI: OMPI_COMM_WORLD_RANK, ..._SIZE, ..._LOCAL_RANK,
-//              ..._LOCAL_SIZE; PMI_RANK and PMI_SIZE; PMIX_RANK and Slurm's variables
+// What the environment says of the job: the first of these that has more than one rank.
+//   mpi        mpirun: OMPI_COMM_WORLD_RANK, ..._SIZE, ..._LOCAL_RANK, ..._LOCAL_SIZE; or srun with
+//              PMIx: PMIX_RANK beside Slurm's variables
+//   pmi        mpirun of MPICH and its kin, or srun with PMI: PMI_RANK and PMI_SIZE
 //   variables  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-//   slurm      srun without PMI: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the address is
-//              MASTER_ADDR, or the first host of SLURM_STEP_NODELIST
+//   slurm      srun without either: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the address
+//              is MASTER_ADDR, or the first host of SLURM_STEP_NODELIST
 struct Launch {
-    enum class By { nobody, mpi, variables, slurm };
+    enum class By { nobody, mpi, pmi, variables, slurm };
     By by = By::nobody;
     int rank = 0, size = 1;
     int local_rank = 0, local_size = 1;  // on this machine
+    int cores = 0;                       // that the launcher leaves a rank; 0: it does not say
     std::string address;                 // where rank 0 can be reached
     int port = 29500;
 
@@ -37,9 +39,8 @@ struct Launch {
 
 class Job {
   public:
-    // Joins MPI's ranks where MPI started them. `seconds` is how long a rank may keep the others
-    // waiting.
-    Job(const Launch& launch, double seconds);
+    // `seconds` is how long a rank may keep the others waiting.
+    Job(const Launch& launch, double seconds) : launch_(launch), seconds_(seconds) {}
     Job(const Job&) = delete;
 
     const Launch& launch() const { return launch_; }
@@ -47,10 +48,17 @@ class Job {
     int size() const { return launch_.size; }
     bool leads() const { return launch_.rank == 0; }
 
+    // Whether the ranks talk already: MPI's do from the start, NCCL's once they are connected.
+    bool talks() const { return talk_ != nullptr || size() == 1; }
+    // Errors  usage, known to all, where ranks cannot be joined on this device.
+    void check_device(const std::string& device) const;
     // For tensors of this context: MPI's ranks on a CPU, NCCL's on a GPU. Called once; the context
-    // must live as long as the job. Errors  usage where they cannot be joined.
+    // must live as long as the job.
     std::shared_ptr<tensor::Communicator> connect(tensor::Context& context, bool reproducible);
 
+    // Meets the other ranks where MPI started them. Called once, within run(). Errors  usage where
+    // this build's MPI cannot; environment.
+    void join();
     // Runs `body`, whose exit code it returns, to the orderly end of all ranks. Failures that every
     // rank knows of end likewise, and the leading rank has said why; any other is said by the rank
     // that met it, and ends them all.

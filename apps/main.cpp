@@ -12,6 +12,7 @@
 
 #include "apps/command.h"
 #include "apps/embedded.h"
+#include "apps/job.h"
 #include "tensor/file.h"
 
 namespace fbt::apps {
@@ -20,6 +21,15 @@ namespace {
 int fail(int code, const std::string& what) {
     std::fprintf(stderr, "fbt: %s\n", what.c_str());
     return code;
+}
+
+// The other ranks of a job were given the same arguments; one answers.
+bool answers() {
+    try {
+        return Launch::from_environment().rank == 0;
+    } catch (const tensor::Error&) {
+        return true;
+    }
 }
 
 int run(int argc, char** argv) {
@@ -46,11 +56,12 @@ int run(int argc, char** argv) {
     } catch (const CLI::Success& request) {  // --help, --version
         std::ostringstream text;
         const int code = app.exit(request, text, text);
-        Console(false).print(text.str());
+        Console(false, !answers()).print(text.str());
         return code;
     } catch (const CLI::ParseError& error) {
         std::string what = error.what();
         while (!what.empty() && what.back() == '\n') what.pop_back();
+        if (!answers()) return kUsage;
         return fail(kUsage, what + " (fbt --help, or fbt SUBCOMMAND --help)");
     }
     for (auto& [command, todo] : commands)

@@ -3,8 +3,9 @@
 
 namespace fbt::apps {
 
-// From its construction on, the first of these signals only asks; a second one ends the program at
-// once, with exit code 128 + its number. At most one object at a time; made in main's thread.
+// From its construction on, the first of these signals only asks. A second SIGINT ends the program
+// at once, with exit code 128 + its number, and so does another signal seconds later. At most one
+// object at a time; made in main's thread.
 class StopSignals {
   public:
     StopSignals();

@@ -493,6 +493,7 @@ int Train::run() {
     if (scale_.asked && !wrong) return plan(console);
     Job job(launch, comm_timeout_);
     return job.run([&] {
+        job.join();
         job.together([&] {
             if (wrong) throw *wrong;
         });
@@ -512,11 +513,13 @@ int Train::train(Job& job, Console& console, const StopSignals& stop) {
                                               fs::path(*newest).filename().string() +
                                               "; add --resume to go on, or name another --out");
         read_settings(newest);
+        job.check_device(machine_.device);
         if (!newest) return;
         compare_with(*newest);
         start = core::load_state(*newest).step;
     });
-    check_alike(job, start);
+    const bool talked = job.talks();
+    if (talked) check_alike(job, start);
     if (newest && start >= end()) {
         console.line(format("%s %s: step %lld of %lld; nothing to do", out_.c_str(),
                             start >= train_.steps ? "is finished" : "is that far already",
@@ -553,6 +556,7 @@ int Train::train(Job& job, Console& console, const StopSignals& stop) {
     });
     std::shared_ptr<tensor::Communicator> ranks;
     job.together([&] { ranks = job.connect(*context, reproducible_); });
+    if (!talked) check_alike(job, start);
     const auto source = corpus->training(length_, train_.seed);
     std::optional<engine::Trainer> trainer;
     job.together([&] {
