@@ -39,15 +39,20 @@ std::vector<std::string> split(const std::string& text) {
     return parts;
 }
 
-// "node[03-07,9],other" -> node03
+// "rack[1-2]node[03-07,9],other" -> rack1node03
 std::string first_host(const std::string& list) {
-    const size_t open = list.find_first_of("[,");
-    if (open == std::string::npos || list[open] == ',') return list.substr(0, open);
-    const size_t end = list.find_first_of("-,]", open), close = list.find(']', open);
-    if (close == std::string::npos) return list;
-    const size_t comma = list.find(',', close);
-    return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
-           list.substr(close + 1, comma == std::string::npos ? comma : comma - close - 1);
+    std::string host;
+    for (size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+        if (list[at] != '[') {
+            host += list[at];
+            continue;
+        }
+        const size_t end = list.find_first_of("-,]", at), close = list.find(']', at);
+        if (close == std::string::npos) return list;
+        host += list.substr(at + 1, end - at - 1);
+        at = close;
+    }
+    return host;
 }
 
 }  // namespace
