@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/job.h"
@@ -463,17 +464,27 @@ TEST(LaunchFrom, EveryLauncher) {
                               {"PMI_SIZE", "3"},
                               {"MPI_LOCALRANKID", "1"},
                               {"MPI_LOCALNRANKS", "2"}}),
-                   By::mpi, 2, 3, 1, 2));
-    EXPECT_TRUE(is(launch_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"SLURM_LOCALID", "1"}}),
-                   By::mpi, 2, 3, 1, 1));
+                   By::pmi, 2, 3, 1, 2));
+    EXPECT_TRUE(is(launch_of({{"PMI_RANK", "2"},
+                              {"PMI_SIZE", "3"},
+                              {"SLURM_STEP_NUM_TASKS", "3"},
+                              {"SLURM_STEP_TASKS_PER_NODE", "3"},
+                              {"SLURM_LOCALID", "1"}}),
+                   By::pmi, 2, 3, 1, 3));
     const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "6"},
                                                       {"SLURM_STEP_NUM_TASKS", "7"},
                                                       {"SLURM_LOCALID", "2"},
+                                                      {"SLURM_NODEID", "2"},
+                                                      {"SLURM_STEP_TASKS_PER_NODE", "2(x2),3"},
                                                       {"SLURM_STEP_NODELIST", "node[03-07,9],x"}};
-    EXPECT_TRUE(is(launch_of(slurm), By::slurm, 6, 7, 2, 1));
+    EXPECT_TRUE(is(launch_of(slurm), By::slurm, 6, 7, 2, 3));
     auto pmix = slurm;
     pmix["PMIX_RANK"] = "6";
-    EXPECT_TRUE(is(launch_of(pmix), By::mpi, 6, 7, 2, 1));
+    EXPECT_TRUE(is(launch_of(pmix), By::mpi, 6, 7, 2, 3));
+    pmix["SLURM_NODEID"] = "1";
+    EXPECT_EQ(launch_of(pmix).local_size, 2);
+    pmix["SLURM_CPUS_PER_TASK"] = "5";
+    EXPECT_EQ(launch_of(pmix).cores, 5);
     const std::map<std::string, std::string> variables = {
         {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
     EXPECT_TRUE(is(launch_of(variables), By::variables, 3, 4, 1, 2));
@@ -506,6 +517,7 @@ TEST(LaunchFrom, WhereRankZeroIs) {
     EXPECT_EQ(address("gpu1"), "gpu1");
     EXPECT_EQ(address("gpu-1.site"), "gpu-1.site");
     EXPECT_EQ(address("r[1-2]-ib"), "r1-ib");
+    EXPECT_EQ(address("rack[1-2]node[3-4,7],x"), "rack1node3");
     EXPECT_EQ(address("r[1-2]-ib,s"), "r1-ib");
     const apps::Launch plain = launch_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
     EXPECT_EQ(plain.address, "");
@@ -541,14 +553,77 @@ TEST(LaunchFrom, ThreadsAreAPartOfTheMachine) {
     apps::Launch launch;
     EXPECT_EQ(launch.threads(0), 0) << "alone: all";
     EXPECT_EQ(launch.threads(3), 3);
-    launch.local_size = 1 << 20;
+    launch.size = launch.local_size = 1 << 20;
     EXPECT_EQ(launch.threads(0), 1) << "one at least";
     EXPECT_EQ(launch.threads(3), 3) << "what is asked for";
     launch.local_size = 2;
     const int cores = int(sysconf(_SC_NPROCESSORS_ONLN));
     EXPECT_LE(launch.threads(0), std::max(1, cores / 2));
     EXPECT_GE(launch.threads(0), 1);
+    launch.cores = 1;
+    EXPECT_EQ(launch.threads(0), 1) << "what the launcher leaves";
 }
+
+#ifdef FBT_SIMT_BINARY
+// A job of the emulated device's ranks, which the variables bring together.
+std::vector<Launched> by_variables(int ranks, const Arguments& arguments) {
+    std::vector<std::unique_ptr<Launch>> launches;
+    for (int r = 0; r < ranks; ++r)
+        launches.push_back(std::make_unique<Launch>(
+            Arguments{"env", "RANK=" + std::to_string(r), "WORLD_SIZE=" + std::to_string(ranks),
+                      "LOCAL_RANK=0", "MASTER_ADDR=127.0.0.1",
+                      "MASTER_PORT=" + std::to_string(20000 + getpid() % 20000), FBT_SIMT_BINARY} +
+            arguments));
+    std::vector<Launched> ends;
+    for (auto& launch : launches) ends.push_back(finished(*launch, kLong));
+    return ends;
+}
+
+// The whole path of several GPUs but the GPUs: NCCL's calls, streams and events, met over TCP.
+TEST(RanksOnDevices, TrainTheSameModelOverNccl) {
+    if (json::parse(tests::fbt(Arguments{"info", "--json"}).out).at("sanitizers") != "")
+        GTEST_SKIP() << "takes minutes with sanitizers, which see NCCL's collectives in simt_test";
+    const Workplace w;
+    const Arguments short_run = {"--steps", "3"};
+    const Arguments on_device = short_run + Arguments{"--device", "simt"};
+    const Launched exact = fbt(1, w.train("exact", short_run + kReference));
+    ASSERT_EQ(exact.code, 0) << exact.out;
+    Launch one(Arguments{FBT_SIMT_BINARY} + w.train("one", on_device));
+    const Launched alone = finished(one, kLong);
+    ASSERT_EQ(alone.code, 0) << alone.out;
+    for (const char* run : {"two", "again"}) {
+        const std::vector<Launched> ends =
+            by_variables(2, w.train(run, on_device + Arguments{"--reproducible", "true"}));
+        EXPECT_EQ(ends[0].code, 0) << ends[0].out;
+        EXPECT_NE(ends[0].out.find("in each of 2 ranks over NCCL"), std::string::npos);
+        EXPECT_EQ(ends[1].code, 0) << ends[1].out;
+        EXPECT_EQ(ends[1].out, "");
+    }
+    EXPECT_LE(distance(w / "two", w / "one"), 8 * distance(w / "one", w / "exact"));
+    EXPECT_TRUE(same_run(w / "again", w / "two", 3));
+
+    const std::vector<Launched> ends =
+        by_variables(2, w.train("bf16", on_device + Arguments{"--dtype", "bf16", "--zero", "0"}));
+    EXPECT_EQ(ends[0].code, 0) << ends[0].out;
+    EXPECT_EQ(ends[1].code, 0) << ends[1].out;
+}
+
+TEST(RanksOnDevices, OtherSettingsAreRefused) {
+    const Workplace w;
+    Launch first(Arguments{"env", "RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                           "MASTER_PORT=" + std::to_string(20001 + getpid() % 20000),
+                           FBT_SIMT_BINARY} +
+                 w.train("run", {"--device", "simt"}));
+    Launch second(Arguments{"env", "RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                            "MASTER_PORT=" + std::to_string(20001 + getpid() % 20000),
+                            FBT_SIMT_BINARY} +
+                  w.train("run", {"--device", "simt", "--clip-norm", "9"}));
+    const Launched said = finished(first, kLong), other = finished(second, kLong);
+    EXPECT_TRUE(refused(said, 2, {"rank 1", "other settings"}));
+    EXPECT_EQ(other.code, 2);
+    EXPECT_EQ(other.out, "");
+}
+#endif
 
 }  // namespace
 }  // namespace fbt::tests

@@ -179,13 +179,16 @@ TEST(MpiMachines, ACutCableEndsEveryRank) {
     const double start = launch.seconds();
     EXPECT_TRUE(eventually([&] { return std::ranges::all_of(ranks, gone); }));
     EXPECT_LT(launch.seconds() - start, kLimit + kGrace);
-    for (const int r : {0, 1, 2, 3}) {
-        const std::string message = get(folder / std::to_string(ranks[r]));
-        EXPECT_TRUE(message.starts_with("rank " + std::to_string(r) +
-                                        " of 4: all_reduce of 100000 f32 waited 3 s"))
-            << r << ": " << message << "\n"
-            << launch.out();
-    }
+    // One rank of each machine speaks for it; its launcher ends the others, where it can.
+    std::vector<int> spoke;
+    for (const int r : {0, 1, 2, 3})
+        if (get(folder / std::to_string(ranks[r]))
+                .starts_with("rank " + std::to_string(r) +
+                             " of 4: all_reduce of 100000 f32 waited 3 s"))
+            spoke.push_back(r);
+    ASSERT_FALSE(spoke.empty());
+    EXPECT_EQ(spoke.front(), 0) << launch.out();
+    EXPECT_GE(spoke.back(), 2) << launch.out();
     EXPECT_NE(launch.out().find("fbt: rank 0 of 4: all_reduce"), std::string::npos) << launch.out();
     // The launcher itself, which cannot tell its other half to end, is left to its user.
 }
