@@ -178,7 +178,7 @@ void save_checkpoint(const std::string& run, Model& model, const nn::AdamW& opti
         for (const auto& [key, source] : sources) {
             const Tensor t =
                 source.shared ? saving.whole(source.parameter, source.own) : source.own;
-            attempt([&] { write_tensor(*writer, key, t); });
+            attempt([&, &name = key] { write_tensor(*writer, name, t); });
         }
         attempt([&] { writer->finish(); });
     };
