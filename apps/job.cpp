@@ -87,37 +87,31 @@ Launch Launch::from(const std::function<const char*(const char*)>& get) {
         }
         return std::max(1, tasks);
     };
-    const auto slurm_places = [&](Launch& l) {
-        l.local_rank = number("SLURM_LOCALID", 0, l.local_rank);
-        l.local_size = tasks_here();
-        l.cores = number("SLURM_CPUS_PER_TASK", 1, 0);
-    };
-    const bool in_step = get("SLURM_STEP_NUM_TASKS");
     Launch out;
-    if (number("OMPI_COMM_WORLD_SIZE", 1, 1) > 1) {
-        out.by = By::mpi;
-        out.rank = number("OMPI_COMM_WORLD_RANK", 0);
-        out.size = number("OMPI_COMM_WORLD_SIZE", 1);
-        out.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0);
-        out.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, 1);
-    } else if (number("PMI_SIZE", 1, 1) > 1) {
-        out.by = By::pmi;
-        out.rank = number("PMI_RANK", 0);
-        out.size = number("PMI_SIZE", 1);
-        out.local_rank = number("MPI_LOCALRANKID", 0, 0);
-        out.local_size = number("MPI_LOCALNRANKS", 1, 1);
-        if (in_step) slurm_places(out);
-    } else if (number("WORLD_SIZE", 1, 1) > 1) {
-        out.by = By::variables;
-        out.rank = number("RANK", 0);
-        out.size = number("WORLD_SIZE", 1);
-        out.local_rank = number("LOCAL_RANK", 0, 0);
-        out.local_size = number("LOCAL_WORLD_SIZE", 1, 1);
-    } else if (in_step && number("SLURM_STEP_NUM_TASKS", 1) > 1) {
-        out.by = get("PMIX_RANK") ? By::mpi : By::slurm;
-        out.rank = number("SLURM_PROCID", 0);
-        out.size = number("SLURM_STEP_NUM_TASKS", 1);
-        slurm_places(out);
+    const auto take = [&](By by, const char* rank, const char* size, const char* local_rank,
+                          const char* local_size) {
+        out.by = by;
+        out.rank = number(rank, 0);
+        out.size = number(size, 1);
+        out.local_rank = number(local_rank, 0, 0);
+        out.local_size = number(local_size, 1, 1);
+    };
+    const auto several = [&](const char* size) { return number(size, 1, 1) > 1; };
+    if (several("OMPI_COMM_WORLD_SIZE"))
+        take(By::mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+             "OMPI_COMM_WORLD_LOCAL_SIZE");
+    else if (several("PMI_SIZE"))
+        take(By::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
+    else if (several("WORLD_SIZE"))
+        take(By::variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    else if (several("SLURM_STEP_NUM_TASKS"))
+        take(get("PMIX_RANK") ? By::mpi : By::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
+             "SLURM_LOCALID", "");
+    const bool by_mpirun = out.by == By::mpi && several("OMPI_COMM_WORLD_SIZE");
+    if (out.size > 1 && get("SLURM_STEP_NUM_TASKS") && !by_mpirun && out.by != By::variables) {
+        out.local_rank = number("SLURM_LOCALID", 0, out.local_rank);
+        out.local_size = tasks_here();
+        out.cores = number("SLURM_CPUS_PER_TASK", 1, 0);
     }
     if (out.rank >= out.size)
         throw Error(ErrorKind::usage, "the environment says rank " + std::to_string(out.rank) +

@@ -64,15 +64,6 @@ Result fbt(const Arguments& arguments) {
     return {code, program.out(), program.err()};
 }
 
-bool eventually(const std::function<bool()>& condition) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!condition()) {
-        if (std::chrono::steady_clock::now() > end) return false;
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return true;
-}
-
 testing::AssertionResult failed(const Result& result, int code,
                                 std::initializer_list<const char*> words) {
     const std::string& err = result.err;

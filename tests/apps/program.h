@@ -38,9 +38,6 @@ struct Result {
 };
 Result fbt(const Arguments& arguments);
 
-// Waits until the condition holds, for a minute at most.
-bool eventually(const std::function<bool()>& condition);
-
 // Passes when the program failed with this code and one line on stderr that has all the words.
 testing::AssertionResult failed(const Result& result, int code,
                                 std::initializer_list<const char*> words);

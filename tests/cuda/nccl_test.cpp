@@ -301,6 +301,7 @@ TEST(NcclRank, DISABLED_Run) {
     const int rank = std::stoi(setting("FBT_TEST_RANK")),
               size = std::stoi(setting("FBT_TEST_SIZE")),
               port = std::stoi(setting("FBT_TEST_PORT"));
+    ASSERT_LT(rank, size);
 #ifdef FBT_SIMT
     simt::set_schedule({simt::Order(std::stoi(setting("FBT_TEST_SCHEDULE"))), 1});
 #endif

@@ -1,13 +1,17 @@
-// What the tests of files share: a folder that goes away, and the error a call throws.
+// What the tests of files and programs share: a folder that goes away, patience, and the error a
+// call throws.
 #pragma once
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "tensor/error.h"
 
@@ -37,6 +41,16 @@ inline std::string get(const std::string& path) {
     std::ostringstream out;
     out << std::ifstream(path, std::ios::binary).rdbuf();
     return out.str();
+}
+
+// Waits until the condition holds, for a minute at most.
+inline bool eventually(const std::function<bool()>& condition) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!condition()) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
 }
 
 // Passes when call() throws an Error of this kind whose single printable line has all the words.

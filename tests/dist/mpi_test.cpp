@@ -29,15 +29,6 @@ int count(const std::string& text, const std::string& word) {
     return n;
 }
 
-bool eventually(const std::function<bool()>& condition) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!condition()) {
-        if (std::chrono::steady_clock::now() > end) return false;
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return true;
-}
-
 // The process of a rank of a job that has announced itself; 0 when it does not.
 pid_t process_of(int rank, const TemporaryFolder& folder) {
     const std::string file = folder / ("rank" + std::to_string(rank));
