@@ -27,9 +27,9 @@ std::string format(const char* pattern, ...) {
     return out;
 }
 
-Console::Console(bool json, bool silent) : json_(json), silent_(silent) {
+Console::Console(bool json, bool silent, bool plain) : json_(json), silent_(silent) {
     const char* no_colour = std::getenv("NO_COLOR");  // https://no-color.org: set and not empty
-    colours_ = isatty(json ? STDERR_FILENO : STDOUT_FILENO) && !(no_colour && *no_colour);
+    colours_ = !plain && isatty(json ? STDERR_FILENO : STDOUT_FILENO) && !(no_colour && *no_colour);
 }
 
 void Console::write(std::FILE* to, const std::string& text) {

@@ -16,7 +16,8 @@ class Console {
   public:
     // json: stdout is kept for the one JSON document, and text goes to stderr.
     // silent: nothing is said at all, by the ranks of a job but one.
-    explicit Console(bool json, bool silent = false);
+    // plain: no colours; launchers give their ranks a terminal whatever their own output is.
+    explicit Console(bool json, bool silent = false, bool plain = false);
 
     // Text for people, at once; line() adds a newline.
     void print(const std::string& text);

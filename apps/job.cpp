@@ -32,6 +32,12 @@ class Agreed : public Error {
     using Error::Error;
 };
 
+// What a communicator has to say in the end, from whichever thread.
+[[noreturn]] void end_with(const std::string& message) {
+    Console(false).warn(message);
+    std::_Exit(kEnvironment);
+}
+
 std::vector<std::string> split(const std::string& text) {
     std::vector<std::string> parts;
     std::istringstream in(text);
@@ -121,7 +127,7 @@ Launch Launch::from(const std::function<const char*(const char*)>& get) {
         out.address = address;
     else if (const char* nodes = get("SLURM_STEP_NODELIST"))
         out.address = first_host(nodes);
-    out.port = number("MASTER_PORT", 1, out.port);
+    if (out.size > 1) out.port = number("MASTER_PORT", 1, out.port);
     return out;
 }
 
@@ -143,10 +149,7 @@ void Job::join() {
                                            " does not speak; use its mpirun, or srun --mpi=pmix");
     if ((launch_.by != Launch::By::mpi && launch_.by != Launch::By::pmi) || mpi.empty()) return;
     const std::string who = name();
-    mpi_ = dist::connect_mpi({.seconds = seconds_, .fail = [who](const std::string& message) {
-                                  Console(false).warn(message);
-                                  std::_Exit(kEnvironment);
-                              }});
+    mpi_ = dist::connect_mpi({.seconds = seconds_, .fail = end_with, .rank = rank()});
     if (mpi_->size() != size() || mpi_->rank() != rank())
         throw Error(ErrorKind::environment, "the launcher says " + who + ", but MPI says rank " +
                                                 std::to_string(mpi_->rank()) + " of " +
@@ -198,10 +201,7 @@ std::shared_ptr<Communicator> Job::connect(tensor::Context& context, bool reprod
         std::memcpy(bytes.data(), t.raw(), bytes.size());
     };
     devices_ = dist::connect_nccl(context, rank(), size(), exchange, reproducible,
-                                  {.seconds = seconds_, .fail = [](const std::string& message) {
-                                       Console(false).warn(message);
-                                       std::_Exit(kEnvironment);
-                                   }});
+                                  {.seconds = seconds_, .fail = end_with});
     if (!talk_) {
         talk_ = devices_.get();
         memory_ = &context;
@@ -265,7 +265,7 @@ int Job::run(const std::function<int()>& body) {
         return exit_code(e.kind());
     };
     const auto alone = [&](int code, const std::string& what) {
-        console.warn(name() + ": " + what);
+        console.warn(what.starts_with("rank ") ? what : name() + ": " + what);
         if (talk_) talk_->end_all(code);
         return code;
     };

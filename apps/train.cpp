@@ -489,7 +489,7 @@ int Train::run() {
     } catch (const Error& e) {
         wrong = e;
     }
-    Console console(machine_.json, launch.rank > 0);
+    Console console(machine_.json, launch.rank > 0, launch.size > 1);
     if (scale_.asked && !wrong) return plan(console);
     Job job(launch, comm_timeout_);
     return job.run([&] {

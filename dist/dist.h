@@ -26,6 +26,7 @@ std::string nccl_version();
 struct Options {
     double seconds = 300;  // that a collective may wait for the other ranks
     Fail fail;
+    int rank = -1;  // as the launcher counts, for what is said before MPI says it; -1: unknown
 };
 // What one rank of these waits in seconds. Of several that wait for the same one the lowest gives
 // up first and speaks for all, and the launcher needs a moment to end the others.

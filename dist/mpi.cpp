@@ -437,7 +437,7 @@ void Mpi::watch() {
     };
     std::unique_lock lock(mutex_);
     while (!ended_) {
-        const auto limit = seconds(patience(options_.seconds, rank_));
+        const auto limit = seconds(patience(options_.seconds, std::max(rank_, options_.rank)));
         const auto now = Clock::now();
         const auto end = since_.value_or(now) + limit;
         if (now >= end) {
@@ -455,7 +455,7 @@ void Mpi::watch() {
 }
 
 std::string Mpi::me() const {
-    if (!started_) return "a rank";
+    if (!started_) return options_.rank < 0 ? "a rank" : "rank " + std::to_string(options_.rank);
     return "rank " + std::to_string(rank_) + " of " + std::to_string(size_);
 }
 

@@ -221,9 +221,12 @@ void gather_ranks(std::span<const std::byte> bytes, int size, int port, const st
             for (int r = 1; r < size; ++r)
                 if (std::ranges::none_of(guests, [&](const Guest& g) { return g.rank == r; }))
                     missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-            fail("rank 0 of " + std::to_string(size) + " waited " + in_words(seconds) + " s at " +
-                 where + "; not there: rank " + missing +
-                 (refused.empty() ? "" : "; refused: " + refused));
+            const std::string why = "rank 0 of " + std::to_string(size) + " waited " +
+                                    in_words(seconds) + " s at " + where + "; not there: rank " +
+                                    missing + (refused.empty() ? "" : "; refused: " + refused);
+            for (const Guest& g : guests)
+                if (g.rank >= 0) reply(g, 1, why.data(), why.size(), Clock::now() + kRetry);
+            fail(why);
         }
         std::vector<pollfd> wanted;
         for (const Socket& s : listeners) wanted.push_back({s, POLLIN, 0});
@@ -330,8 +333,9 @@ void exchange_over_tcp(std::span<std::byte> bytes, int rank, int size, const std
     if (rank < 0 || rank >= size || port < 1 || port > 65535)
         fail("rank " + std::to_string(rank) + " of " + std::to_string(size) +
              " cannot meet the others at " + where + ": ranks are 0 to size - 1, ports 1 to 65535");
-    const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                          std::chrono::duration<double>(seconds));
+    const Clock::time_point deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(patience(seconds, rank)));
     if (rank == 0) return gather_ranks(bytes, size, port, where, seconds, deadline);
     for (;;) {
         const std::string trouble = ask(bytes, rank, size, address, port, where, deadline);

@@ -229,6 +229,17 @@ TEST(Rendezvous, NobodyComes) {
     EXPECT_LT(other.took, milliseconds(5000));
 }
 
+// Those who are there are not said to be missing, and learn from rank 0 who is.
+TEST(Rendezvous, NamesWhoIsMissing) {
+    const int port = free_port();
+    Job job(2);
+    for (int r : {0, 1}) job.start(r, [=] { return meet(r, 3, port, 2); });
+    job.end();
+    for (const Met& met : job.met)
+        EXPECT_TRUE(has(met, {"waited 2 s at 127.0.0.1:", "not there: rank 2"}));
+    EXPECT_TRUE(has(job.met[1], {"rank 1 was refused"}));
+}
+
 // Somebody listens, and says nothing, or something else.
 TEST(Rendezvous, NoRankZeroBehindThePort) {
     for (const std::string& answer : {std::string(), std::string("220 mail.example ready\r\n")}) {
