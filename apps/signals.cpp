@@ -12,11 +12,10 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 
-// A handler sees nothing but what has a fixed address; lock-free atomics are safe there.
-std::atomic<int> received{0};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
-
-std::atomic<int64_t> first_at{0};  // seconds
+// When the first one came, in seconds; 0: none yet. A handler sees nothing but what has a fixed
+// address, and two may run at once, on two threads; lock-free atomics are safe there.
+std::atomic<int64_t> first_at{0};
+static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 // A launcher passes the same signal on twice, or lets another follow at once: only an impatient
 // Ctrl-C, or a repetition after a while, is meant as the end.
@@ -24,10 +23,9 @@ void on_signal(int number) {
     constexpr int64_t kSoon = 2;
     timespec now = {};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (received.fetch_add(1) == 0)
-        first_at = now.tv_sec;
-    else if (number == SIGINT || now.tv_sec - first_at > kSoon)
-        _exit(128 + number);
+    int64_t before = 0;
+    if (first_at.compare_exchange_strong(before, now.tv_sec + 1)) return;
+    if (number == SIGINT || now.tv_sec + 1 - before > kSoon) _exit(128 + number);
 }
 
 void handle_with(void (*handler)(int)) {
@@ -41,11 +39,11 @@ void handle_with(void (*handler)(int)) {
 }  // namespace
 
 StopSignals::StopSignals() {
-    received = 0;
+    first_at = 0;
     handle_with(on_signal);
 }
 StopSignals::~StopSignals() { handle_with(SIG_DFL); }
 
-bool StopSignals::requested() const { return received > 0; }
+bool StopSignals::requested() const { return first_at > 0; }
 
 }  // namespace fbt::apps

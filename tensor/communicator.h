@@ -13,8 +13,9 @@ namespace fbt::tensor {
 // context before is done first, later work on it sees the result after wait(). Until then the
 // elements must not be touched; the communicator keeps their memory alive.
 //
-// Nothing hangs and nothing throws: when the others do not take part within the time limit, or when
-// the library reports an error, the process ends with a message that names rank and op.
+// Nothing that other ranks do hangs this one, and nothing of it is thrown: when they do not take
+// part within the time limit, or when the library reports an error, the process ends with a message
+// that names rank and op. Errors  internal for arguments that are not as said here.
 class Communicator {
   public:
     // Collectives end in the order in which they were started; this one is the n-th.

@@ -114,7 +114,7 @@ void DataParallel::fill(const std::vector<size_t>& parameters, bool sharded) {
         for (size_t i : parameters) {
             if (owner_[i] != rank) continue;
             nn::Parameter& p = parameters_.all()[i];
-            bucket.members.push_back({&p, i, end});
+            bucket.members.push_back({&p, end});
             const int64_t size = (tensor::numel_of(p.shape()) + 15) / 16 * 16;
             end += size;
             if (sharded) bucket.counts[size_t(rank)] += size;

@@ -72,7 +72,6 @@ class DataParallel {
   private:
     struct Member {
         nn::Parameter* parameter;
-        size_t index;
         int64_t at;  // its first element in the bucket
         Tensor slice(const Tensor& flat) const {
             return flat.rows(at, tensor::numel_of(parameter->shape())).view(parameter->shape());
