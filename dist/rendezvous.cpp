@@ -337,9 +337,11 @@ void exchange_over_tcp(std::span<std::byte> bytes, int rank, int size, const std
         Clock::now() + std::chrono::duration_cast<Clock::duration>(
                            std::chrono::duration<double>(patience(seconds, rank)));
     if (rank == 0) return gather_ranks(bytes, size, port, where, seconds, deadline);
+    std::string trouble;  // of the last attempt that had its time
     for (;;) {
-        const std::string trouble = ask(bytes, rank, size, address, port, where, deadline);
-        if (trouble.empty()) return;
+        const std::string now = ask(bytes, rank, size, address, port, where, deadline);
+        if (now.empty()) return;
+        if (trouble.empty() || Clock::now() < deadline) trouble = now;
         if (Clock::now() + kRetry >= deadline)
             fail("rank " + std::to_string(rank) + " of " + std::to_string(size) + " waited " +
                  in_words(seconds) + " s for rank 0 at " + where + ": " + trouble);

@@ -263,8 +263,10 @@ TEST(Ranks, SomeHaveNoSequenceAndTasksWorkToo) {
 
 // Trains without end into `run` until a checkpoint is there.
 const Arguments kEndless = {"--steps", "1000000", "--save-every", "5", "--log-every", "1000"};
-constexpr double kLimit = 3, kGrace = 20;  // beyond it: the launcher's, and a slow machine's
-const Arguments kPatience = {"--comm-timeout", "3"};
+// The limit leaves room for a machine that stands still for some seconds, as shared ones do; the
+// seconds beyond it are the launcher's too.
+constexpr double kLimit = 8, kGrace = 60;
+const Arguments kPatience = {"--comm-timeout", "8"};
 
 // Passes when the newest checkpoint goes on for some steps, by one rank or more.
 testing::AssertionResult goes_on(const std::string& run, int ranks) {
@@ -310,7 +312,7 @@ TEST(RanksTrouble, ARankThatIsStoppedEndsAll) {
     ASSERT_EQ(ranks.size(), 2u);
     kill(ranks.at(1), SIGSTOP);
     const Launched end = finished(launch, kLimit + kGrace);
-    EXPECT_TRUE(refused(end, 5, {"rank 0 of 2: ", "waited 3 s", "--comm-timeout"}));
+    EXPECT_TRUE(refused(end, 5, {"rank 0 of 2: ", "waited 8 s", "--comm-timeout"}));
     EXPECT_TRUE(end.out.find("reduce") != end.out.npos || end.out.find("gather") != end.out.npos ||
                 end.out.find("broadcast") != end.out.npos)
         << "which op: " << end.out;
@@ -335,7 +337,7 @@ TEST(RanksTrouble, ACutCableEndsAllAndLosesNothing) {
     const auto said = lines(launch.out(), "fbt: ");
     ASSERT_EQ(said.size(), 1u) << launch.out();
     EXPECT_TRUE(said[0].starts_with("fbt: rank 0 of 2: ")) << said[0];
-    EXPECT_NE(said[0].find("waited 3 s"), std::string::npos) << said[0];
+    EXPECT_NE(said[0].find("waited 8 s"), std::string::npos) << said[0];
     launch.signal(SIGKILL);  // the launcher itself, which cannot tell its other half to end
     EXPECT_TRUE(goes_on(w / "run", 1));
 }

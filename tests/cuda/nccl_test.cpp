@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
 #include <numeric>
 #include <random>
@@ -214,20 +215,27 @@ void streams_in_order(const Rank& r) {
     }
 }
 
+// Nobody leaves before the last has come. All ranks are on one machine, and read one clock.
 void barriers(const Rank& r) {
-    r.comm.barrier();
+    const auto now = [] { return int64_t(Clock::now().time_since_epoch().count()); };
     for (int late = 0; late < r.size; ++late) {
-        const Clock::time_point begun = Clock::now();
         if (r.rank == late) std::this_thread::sleep_for(milliseconds(300));
+        const int64_t come = now();
         r.comm.barrier();
-        EXPECT_GE(Clock::now() - begun, milliseconds(late == 0 && r.size > 1 ? 0 : 200));
+        const int64_t left = now();
+        const Tensor t = Tensor::from(r.context, std::vector<int64_t>{come}, {1});
+        r.comm.wait(r.comm.broadcast(t, late));
+        EXPECT_GE(left, t.to_vector<int64_t>()[0]);
     }
 }
+
+// How long ranks wait where one is lost: room for a machine that stands still for some seconds.
+constexpr milliseconds kLimit{4000};
 
 // Rank 1 does not take part; the others end by themselves.
 void one_is_absent(const Rank& r) {
     if (r.rank == 1) {
-        std::this_thread::sleep_for(milliseconds(4000));
+        std::this_thread::sleep_for(2 * kLimit);
         _exit(0);
     }
     const Tensor x = r.tensor({1, 2, 3, 4, 5});
@@ -250,7 +258,7 @@ void slow_but_alive(const Rank& r) {
     const Tensor x = r.tensor({float(r.rank)});
     const Communicator::Ticket ticket =
         r.comm.all_reduce(x);  // at once on a GPU, late in the emulator
-    std::this_thread::sleep_for(milliseconds(1500));
+    std::this_thread::sleep_for(kLimit + milliseconds(500));
     r.comm.wait(ticket);
     EXPECT_EQ(x.to_vector<float>(), std::vector<float>{float(r.size * (r.size - 1) / 2)});
 }
@@ -274,18 +282,18 @@ void nothing(const Rank&) {}
 struct Part {
     void (*run)(const Rank&);
     bool finishes = true;
-    double seconds = 60;
+    milliseconds limit{60000};
 };
 const std::map<std::string, Part> kParts = {
     {"every_op", {every_op}},
     {"streams_in_order", {streams_in_order}},
     {"barriers", {barriers}},
-    {"one_is_absent", {one_is_absent, false, 1}},
-    {"one_is_killed", {one_is_killed, false, 2}},
-    {"slow_but_alive", {slow_but_alive, true, 1}},
+    {"one_is_absent", {one_is_absent, false, kLimit}},
+    {"one_is_killed", {one_is_killed, false, kLimit}},
+    {"slow_but_alive", {slow_but_alive, true, kLimit}},
     {"leaves_early", {leaves_early, false}},
     {"one_disagrees", {one_disagrees, false}},
-    {"one_never_starts", {nothing, true, 1}},
+    {"one_never_starts", {nothing, true, kLimit}},
 };
 
 std::string setting(const char* name) {
@@ -306,7 +314,7 @@ TEST(NcclRank, DISABLED_Run) {
     simt::set_schedule({simt::Order(std::stoi(setting("FBT_TEST_SCHEDULE"))), 1});
 #endif
     Context context(kDevice, 1, rank);
-    dist::Options options{part.seconds, [](const std::string& message) {
+    dist::Options options{double(part.limit.count()) / 1000, [](const std::string& message) {
                               std::fprintf(stderr, "%s\n", message.c_str());
                               std::fflush(stderr);
                               _exit(5);
@@ -347,9 +355,9 @@ struct Ended {
     std::string output;
 };
 
-// Runs a part on so many ranks. Those that go on for `limit` are killed.
+// Runs a part on so many ranks. Those that go on for two minutes are killed.
 std::vector<Ended> run_ranks(const std::string& part, int size, bool in_order = false,
-                             int schedule = 0, milliseconds limit = milliseconds(120000)) {
+                             int schedule = 0) {
     const int port = free_port();
     std::vector<pid_t> processes;
     std::vector<std::string> logs;
@@ -392,7 +400,7 @@ std::vector<Ended> run_ranks(const std::string& part, int size, bool in_order = 
     for (size_t r = 0; r < processes.size(); ++r) {
         int status = 0;
         while (processes[r] > 0 && waitpid(processes[r], &status, WNOHANG) == 0) {
-            if (Clock::now() - begun > limit) kill(processes[r], SIGKILL);
+            if (Clock::now() - begun > std::chrono::minutes(2)) kill(processes[r], SIGKILL);
             std::this_thread::sleep_for(milliseconds(10));
         }
         std::stringstream output;
@@ -461,13 +469,16 @@ class NcclFailures : public Nccl {};
 
 TEST_P(NcclFailures, ARankThatDoesNotTakePart) {
     NEEDS(GetParam());
-    for (const bool in_order : {false, true}) {
-        const std::vector<Ended> ranks =
-            run_ranks("one_is_absent", GetParam(), in_order, 0, milliseconds(30000));
+    std::future<std::vector<Ended>> both[2];  // at the same time: they mostly wait
+    for (const bool in_order : {false, true})
+        both[in_order] =
+            std::async(std::launch::async, run_ranks, "one_is_absent", GetParam(), in_order, 0);
+    for (auto& one : both) {
+        const std::vector<Ended> ranks = one.get();
         EXPECT_TRUE(ends_with(
             ranks[0], 5,
             "rank 0 of " + std::to_string(GetParam()) +
-                ": all_reduce of 5 f32 waited 1 s for the other ranks; one of them is gone, stuck "
+                ": all_reduce of 5 f32 waited 4 s for the other ranks; one of them is gone, stuck "
                 "or cut off (--comm-timeout)\n"));
         // Another one waits longer, and may hear of rank 0's end before.
         for (int r = 2; r < GetParam(); ++r)
@@ -476,8 +487,7 @@ TEST_P(NcclFailures, ARankThatDoesNotTakePart) {
 }
 TEST_P(NcclFailures, ARankThatIsKilled) {
     NEEDS(GetParam());
-    const std::vector<Ended> ranks =
-        run_ranks("one_is_killed", GetParam(), false, 0, milliseconds(60000));
+    const std::vector<Ended> ranks = run_ranks("one_is_killed", GetParam());
 #ifdef FBT_SIMT
     const char* message = ": NCCL: all_reduce of 3 f32: remote";
 #else
@@ -490,8 +500,7 @@ TEST_P(NcclFailures, ARankThatIsKilled) {
 #ifdef FBT_SIMT
 TEST_P(NcclFailures, ARankThatDisagrees) {
     NEEDS(GetParam());
-    const std::vector<Ended> ranks =
-        run_ranks("one_disagrees", GetParam(), false, 0, milliseconds(30000));
+    const std::vector<Ended> ranks = run_ranks("one_disagrees", GetParam());
     EXPECT_TRUE(ends_with(ranks[0], 5,
                           "NCCL: all_reduce of 3 f32: invalid usage (rank 1 called something "
                           "else)"));
@@ -499,14 +508,13 @@ TEST_P(NcclFailures, ARankThatDisagrees) {
 #endif
 TEST_P(NcclFailures, ARankThatNeverStarts) {
     NEEDS(GetParam());
-    const std::vector<Ended> ranks =
-        run_ranks("one_never_starts", GetParam(), false, 0, milliseconds(30000));
+    const std::vector<Ended> ranks = run_ranks("one_never_starts", GetParam());
     for (int r = 0; r < GetParam(); ++r) {
         if (r == 1) continue;
         EXPECT_TRUE(ends_with(ranks[size_t(r)], 5,
                               "error: rank " + std::to_string(r) + " of " +
                                   std::to_string(GetParam()) +
-                                  ": NCCL waited 1 s for the other ranks to start"));
+                                  ": NCCL waited 4 s for the other ranks to start"));
     }
 }
 TEST_P(NcclFailures, TimeSpentElsewhereDoesNotCount) {
@@ -515,7 +523,7 @@ TEST_P(NcclFailures, TimeSpentElsewhereDoesNotCount) {
 }
 TEST_P(NcclFailures, LeavingWithoutFinish) {
     NEEDS(GetParam());
-    EXPECT_TRUE(all_fine(run_ranks("leaves_early", GetParam(), false, 0, milliseconds(30000))));
+    EXPECT_TRUE(all_fine(run_ranks("leaves_early", GetParam())));
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclFailures, testing::Values(2, 3));
 

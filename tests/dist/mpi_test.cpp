@@ -70,8 +70,9 @@ TEST(MpiVersion, NamesTheLibrary) {
     EXPECT_EQ(version.find_first_of(",\n\t"), std::string::npos) << version;
 }
 
-// Seconds beyond the limit until the last process is gone: the launcher's, and a slow machine's.
-constexpr double kLimit = 3, kGrace = 20;
+// The limit leaves room for a machine that stands still for some seconds, as shared ones do; the
+// seconds beyond it, until the last process is gone, are the launcher's too.
+constexpr double kLimit = 8, kGrace = 60;
 
 TEST(MpiTrouble, ARankThatStaysAwayEndsTheJob) {
     NEEDS_MPIRUN();
@@ -82,7 +83,7 @@ TEST(MpiTrouble, ARankThatStaysAwayEndsTheJob) {
     const Launched end = finished(launch, kLimit + kGrace);
     EXPECT_EQ(end.code, 5) << end.out;
     EXPECT_GE(end.seconds, kLimit);
-    EXPECT_NE(end.out.find("fbt: rank 0 of 3: all_reduce of 12345 f32 waited 3 s"),
+    EXPECT_NE(end.out.find("fbt: rank 0 of 3: all_reduce of 12345 f32 waited 8 s"),
               std::string::npos)
         << end.out;
     EXPECT_TRUE(eventually([&] { return gone(last); }));
@@ -109,7 +110,7 @@ TEST(MpiTrouble, ARankThatIsStoppedEndsTheJob) {
     kill(second, SIGSTOP);
     const Launched end = finished(launch, kLimit + kGrace);
     EXPECT_EQ(end.code, 5) << end.out;
-    EXPECT_NE(end.out.find("of 3: all_reduce of 100000 f32 waited 3 s"), std::string::npos)
+    EXPECT_NE(end.out.find("of 3: all_reduce of 100000 f32 waited 8 s"), std::string::npos)
         << end.out;
     EXPECT_TRUE(eventually([&] { return gone(first) && gone(second); }));
 }
@@ -119,7 +120,7 @@ TEST(MpiTrouble, ARankThatNeverStartsEndsTheJob) {
     Launch launch(mpirun(2, {}, rank("Trouble.OneRankNeverStarts", kLimit, "")));
     const Launched end = finished(launch, kLimit + kGrace);
     EXPECT_EQ(end.code, 5) << end.out;
-    EXPECT_NE(end.out.find("MPI_Init waited 3 s"), std::string::npos) << end.out;
+    EXPECT_NE(end.out.find("MPI_Init waited 8 s"), std::string::npos) << end.out;
 }
 
 TEST(MpiTrouble, ARankThatNeverFinishesEndsTheJob) {
@@ -127,7 +128,7 @@ TEST(MpiTrouble, ARankThatNeverFinishesEndsTheJob) {
     Launch launch(mpirun(2, {}, rank("Trouble.OneRankNeverFinishes", kLimit, "")));
     const Launched end = finished(launch, kLimit + kGrace);
     EXPECT_EQ(end.code, 5) << end.out;
-    EXPECT_NE(end.out.find("rank 0 of 2: MPI_Finalize waited 3 s"), std::string::npos) << end.out;
+    EXPECT_NE(end.out.find("rank 0 of 2: MPI_Finalize waited 8 s"), std::string::npos) << end.out;
 }
 
 TEST(MpiTrouble, OneRankCanEndAll) {
@@ -175,7 +176,7 @@ TEST(MpiMachines, ACutCableEndsEveryRank) {
     for (const int r : {0, 1, 2, 3})
         if (get(folder / std::to_string(ranks[r]))
                 .starts_with("rank " + std::to_string(r) +
-                             " of 4: all_reduce of 100000 f32 waited 3 s"))
+                             " of 4: all_reduce of 100000 f32 waited 8 s"))
             spoke.push_back(r);
     ASSERT_FALSE(spoke.empty());
     EXPECT_EQ(spoke.front(), 0) << launch.out();

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -167,15 +168,16 @@ TEST(Rendezvous, StrangersDoNotMatter) {
 TEST(Rendezvous, AnotherJobsRankIsRefused) {
     const int port = free_port();
     Job job(4);
-    for (int r : {0, 1}) job.start(r, [=] { return meet(r, 2 + (r == 0), port, 3); });
-    job.start(3, [=] { return meet(5, 6, port, 3); });
+    job.start(0, [=] { return meet(0, 3, port, 5); });
+    job.start(1, [=] { return meet(1, 2, port, 60); });
+    job.start(3, [=] { return meet(5, 6, port, 60); });
     job.end();
     const std::string where = "127.0.0.1:" + std::to_string(port);
     EXPECT_TRUE(has(job.met[1], {"rank 1 was refused at " + where, "rank 1 of 2",
                                  "none of this job's 3 ranks"}));
     EXPECT_TRUE(has(job.met[3], {"rank 5 of 6", "none of this job's 3 ranks"}));
-    EXPECT_LT(job.met[1].took, milliseconds(2500)) << "at once, not when the time is over";
-    EXPECT_TRUE(has(job.met[0], {"rank 0 of 3 waited 3 s at " + where, "rank 1, 2", "refused"}));
+    EXPECT_LT(job.met[1].took, milliseconds(30000)) << "at once, not when the time is over";
+    EXPECT_TRUE(has(job.met[0], {"rank 0 of 3 waited 5 s at " + where, "rank 1, 2", "refused"}));
 }
 TEST(Rendezvous, AnotherJobsRankDoesNotStopThisOne) {
     const int port = free_port();
@@ -207,13 +209,13 @@ TEST(Rendezvous, OfAnotherVersion) {
 TEST(Rendezvous, TwoOfOneRank) {
     const int port = free_port();
     Job job(3);
-    job.start(0, [=] { return meet(0, 4, port, 20); });
-    for (int slot : {1, 2}) job.start(slot, [=] { return meet(2, 4, port, 20); });
+    job.start(0, [=] { return meet(0, 4, port, 60); });
+    for (int slot : {1, 2}) job.start(slot, [=] { return meet(2, 4, port, 60); });
     job.end();
     for (const Met& met : job.met) {
         EXPECT_TRUE(has(met, {"rank 2 of 4 came to 127.0.0.1:" + std::to_string(port) + " twice",
                               "127.0.0.1 and 127.0.0.1", "a rank of its own"}));
-        EXPECT_LT(met.took, milliseconds(15000));
+        EXPECT_LT(met.took, milliseconds(30000));
     }
 }
 
@@ -223,10 +225,10 @@ TEST(Rendezvous, NobodyComes) {
     const Met alone = meet(0, 3, port, 0.5);
     EXPECT_TRUE(has(alone, {"rank 0 of 3 waited 0.5 s at " + where, "not there: rank 1, 2"}));
     EXPECT_GE(alone.took, milliseconds(500));
-    EXPECT_LT(alone.took, milliseconds(5000));
+    EXPECT_LT(alone.took, milliseconds(30000));
     const Met other = meet(2, 3, port, 0.5);
     EXPECT_TRUE(has(other, {"rank 2 of 3 waited 0.5 s for rank 0 at " + where, "refused"}));
-    EXPECT_LT(other.took, milliseconds(5000));
+    EXPECT_LT(other.took, milliseconds(30000));
 }
 
 // Those who are there are not said to be missing, and learn from rank 0 who is.
@@ -247,10 +249,16 @@ TEST(Rendezvous, NoRankZeroBehindThePort) {
         const int port = bind_anywhere(s, 0);
         ASSERT_EQ(listen(s, 5), 0);
         Job job(1);
-        job.start(0, [=] { return meet(1, 2, port, 1); });
+        std::atomic<bool> over = false;
+        job.start(0, [port, &over] {
+            const Met met = meet(1, 2, port, 1);
+            over = true;
+            return met;
+        });
         std::vector<int> guests;
         pollfd wanted{s, POLLIN, 0};
-        while (poll(&wanted, 1, 1500) > 0) {
+        while (!over) {
+            if (poll(&wanted, 1, 10) <= 0) continue;
             guests.push_back(accept(s, nullptr, nullptr));
             EXPECT_EQ(send(guests.back(), answer.data(), answer.size(), MSG_NOSIGNAL),
                       ssize_t(answer.size()));
@@ -260,7 +268,7 @@ TEST(Rendezvous, NoRankZeroBehindThePort) {
         close(s);
         EXPECT_TRUE(has(job.met[0], {"waited 1 s for rank 0 at 127.0.0.1:" + std::to_string(port),
                                      answer.empty() ? "does not answer" : "is no rank 0"}));
-        EXPECT_LT(job.met[0].took, milliseconds(5000));
+        EXPECT_LT(job.met[0].took, milliseconds(30000));
     }
 }
 
@@ -268,10 +276,10 @@ TEST(Rendezvous, PortInUse) {
     const int s = socket(AF_INET, SOCK_STREAM, 0);
     const int port = bind_anywhere(s, 0);
     ASSERT_EQ(listen(s, 1), 0);
-    const Met met = meet(0, 2, port, 5);
+    const Met met = meet(0, 2, port, 60);
     close(s);
     EXPECT_TRUE(has(met, {"cannot listen at 127.0.0.1:" + std::to_string(port), "in use"}));
-    EXPECT_LT(met.took, milliseconds(3000));
+    EXPECT_LT(met.took, milliseconds(30000));
 }
 
 TEST(Rendezvous, AddressesThatCannotBe) {

@@ -1,7 +1,6 @@
 // The emulated runtime: CUDA's rules about order, memory and capture as they are, and host code
 // with seeded bugs, each of which must be caught.
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
@@ -164,7 +163,7 @@ TEST_F(Runtime, AskingInALoopEnds) {
 // As a watchdog does: it may not run the work, nor be held up by who does.
 TEST_F(Runtime, AnotherThreadOnlyLooks) {
     DeviceArray<int> x(zeros);
-    std::atomic<bool> running = false, seen = false;
+    std::atomic<bool> looked = false, running = false, seen = false;
     run(fill, x.data(), 7, a);
     EXPECT_EQ(simt::enqueue(a,
                             [&] {
@@ -177,13 +176,14 @@ TEST_F(Runtime, AnotherThreadOnlyLooks) {
         EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
         for (int i = 0; i < 10; ++i) EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
         EXPECT_FALSE(running);
+        looked = true;
         while (!running) std::this_thread::yield();
         EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
         EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
         seen = true;
         while (cudaEventQuery(event) != cudaSuccess) std::this_thread::yield();
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (!looked) std::this_thread::yield();
     EXPECT_EQ(cudaStreamSynchronize(a), cudaSuccess);
     watchdog.join();
 }
