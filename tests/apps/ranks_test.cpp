@@ -21,12 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-#define NEEDS_MPIRUN()                                                              \
-    do {                                                                            \
-        if (dist::mpi_version().empty()) GTEST_SKIP() << "this build has no MPI";   \
-        if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why; \
-    } while (false)
-
 constexpr double kLong = 300;  // seconds that nothing here takes
 
 // Leaks are seen in the tests of one process, and in those of dist/.

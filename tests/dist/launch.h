@@ -1,6 +1,7 @@
 // Starts jobs of many ranks, on this machine or across two that are network namespaces.
 #pragma once
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "dist/dist.h"
 #include "tests/data/files.h"
 
 namespace fbt::tests {
@@ -95,9 +97,12 @@ inline Launched finished(Launch& launch, double seconds) {
 
 // Empty where jobs can be started; else why not.
 inline std::string no_mpirun() {
+    if (dist::mpi_version().empty()) return "this build has no MPI";
     if (std::system("command -v mpirun >/dev/null 2>&1") == 0) return {};
     return "mpirun is not installed";
 }
+#define NEEDS_MPIRUN() \
+    if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why
 
 // mpirun's command line: also as root, also with more ranks than cores, and free to use all cores.
 inline Arguments mpirun(int ranks, const Arguments& options, const Arguments& command) {

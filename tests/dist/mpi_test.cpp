@@ -7,12 +7,6 @@
 namespace fbt::tests {
 namespace {
 
-#define NEEDS_MPIRUN()                                                              \
-    do {                                                                            \
-        if (dist::mpi_version().empty()) GTEST_SKIP() << "this build has no MPI";   \
-        if (const std::string why = no_mpirun(); !why.empty()) GTEST_SKIP() << why; \
-    } while (false)
-
 // The rank program on these of its tests.
 Arguments rank(const std::string& filter, double seconds, const std::string& folder) {
     return {FBT_RANK,
